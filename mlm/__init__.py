@@ -1,0 +1,1 @@
+"""Masked language models: plain text in, a pretrained encoder out."""

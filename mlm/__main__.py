@@ -1,0 +1,88 @@
+"""`mlm COMMAND ...`, the same as `python -m mlm COMMAND ...`: one table of all commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+from mlm.config.errors import InputError
+from mlm.config.parse import one_line_errors, parse_config
+from mlm.config.values import nearest
+
+
+class Command(NamedTuple):
+    """Where a command lives; nothing of it is imported before it is asked for."""
+
+    help: str
+    """What it does, in one line."""
+    config: str
+    """Its dataclass, as module:name."""
+    function: str
+    """What takes the configuration and returns the exit status (or None), as module:name."""
+    positional: str | None = None
+    """The key that is given without a flag."""
+
+
+_CONFIGS = "mlm.config.experiment"
+
+COMMANDS = {
+    "pretrain": Command(
+        "pretrain a masked language model on plain text (also: train.py)",
+        f"{_CONFIGS}:PretrainConfig",
+        "mlm.training.pretraining:pretrain",
+    ),
+    "evaluate": Command(
+        "measure loss, perplexity and masked accuracy of a model on any text",
+        f"{_CONFIGS}:EvaluateConfig",
+        "mlm.evaluation.masked_lm:evaluate",
+    ),
+    "fill-mask": Command(
+        "print the most likely words at each [MASK]",
+        f"{_CONFIGS}:FillMaskConfig",
+        "mlm.evaluation.fill_mask:fill_mask",
+        positional="text",
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    Raises:
+        SystemExit: 2 after a user's mistake, whose line is on stderr.
+    """
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if name == "--version":
+        print(f"mlm {version('mlm')}")
+        return 0
+    with one_line_errors("mlm"):
+        if name not in COMMANDS:
+            fix = nearest(name, list(COMMANDS)) or f"; there are {', '.join(COMMANDS)}"
+            raise InputError(f"unknown command {name}{fix}")
+    command, prog = COMMANDS[name], f"mlm {name}"
+    config = parse_config(_load(command.config), rest, prog=prog, positional=command.positional)
+    with one_line_errors(prog):
+        status = _load(command.function)(config)
+    return status or 0
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {command.help}" for name, command in COMMANDS.items()]
+    usage = "usage: mlm COMMAND [--config FILE] [--KEY VALUE ...]"
+    return "\n".join([usage, "", *lines, "", "mlm COMMAND --help lists the keys of a command; mlm --version"])
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""What is read, how it is cut into tokens and rows, and which tokens are hidden."""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from mlm.config.errors import InputError, require, require_finite
+
+PYTHON_DOCS = "python-docs"
+HUB_PREFIX = "hub:"
+
+DocumentRule = Literal["auto", "paragraph", "line", "file"]
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A data set on the Hugging Face hub, written `hub:OWNER/NAME[@CONFIG][:SPLIT]`."""
+
+    repository: str
+    """OWNER/NAME."""
+    config: str | None = None
+    """Configuration (subset) of the data set; None: its only one."""
+    split: str | None = None
+    """Split such as train or train[:1%]; None: train."""
+
+    @classmethod
+    def parse(cls, text: str) -> HubName:
+        """Take a source's path apart.
+
+        Raises:
+            InputError: the text does not follow the pattern.
+        """
+        name = r"[A-Za-z0-9][\w.-]*"
+        match = re.fullmatch(rf"{HUB_PREFIX}({name}/{name})(?:@([^@:\s]+))?(?::(\S+))?", text)
+        if match is None:
+            raise InputError(f"data.sources: {text} is not of the form hub:OWNER/NAME[@CONFIG][:SPLIT]")
+        return cls(*match.groups())
+
+
+@dataclass
+class SourceConfig:
+    """One place to read text from; on the command line and in YAML a plain string is its `path`."""
+
+    path: str
+    """File, folder, glob, python-docs, hub:OWNER/NAME[@CONFIG][:SPLIT] or a URL."""
+    document: DocumentRule | None = None
+    """What one document is in this source; null: data.document."""
+    text_column: str | None = None
+    """Column or JSON key that holds the text; null: the only candidate."""
+    encoding: str = "utf-8"
+    """Text encoding of the files."""
+
+    def __post_init__(self) -> None:
+        self.path = os.path.expanduser(self.path)
+        try:
+            codecs.lookup(self.encoding)
+        except (LookupError, ValueError):
+            message = f"data.sources: {self.path}: Python knows no encoding {self.encoding!r}"
+            raise InputError(message) from None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether `path` names files of this machine."""
+        return self.path != PYTHON_DOCS and not self.path.startswith(HUB_PREFIX) and "://" not in self.path
+
+
+def check_sources(sources: list[SourceConfig]) -> None:
+    """Check that what can be checked without reading is right: files exist, hub names are well formed.
+
+    Raises:
+        InputError: names the first source that is not.
+    """
+    for source in sources:
+        if source.path.startswith(HUB_PREFIX):
+            HubName.parse(source.path)
+        elif source.is_local and not (os.path.exists(source.path) or glob.glob(source.path, recursive=True)):
+            raise InputError(
+                f"data.sources: no file, folder or glob match {source.path!r}; looked in {os.getcwd()}; "
+                "a hub data set is written hub:OWNER/NAME"
+            )
+
+
+def _default_sources() -> list[SourceConfig]:
+    return [SourceConfig(PYTHON_DOCS)]
+
+
+@dataclass
+class CorpusConfig:
+    """Documents, rows and the held-out part."""
+
+    sources: list[SourceConfig] = field(default_factory=_default_sources)
+    """File, folder, glob, python-docs, hub:OWNER/NAME[@CONFIG][:SPLIT], or several as a,b."""
+    document: DocumentRule = "auto"
+    """What one document is in a text file; auto: a paragraph where there are blank lines, else a line."""
+    seq_len: int = 128
+    """Tokens a row, special tokens included."""
+    packing: Literal["isolate", "concat", "none"] = "isolate"
+    """isolate: documents that share a row never see each other; concat: they run on; none: one a row."""
+    validation_fraction: float = 0.03
+    """Share of the documents held out, chosen by a hash of their content."""
+    max_validation_tokens: int = 1_000_000
+    """Bound of the tokens validated on; the rest held out is not trained on."""
+    max_documents: int | None = None
+    """Read only the first documents of the corpus; null: all."""
+    num_proc: int | None = None
+    """Processes that read and tokenize; null: all cores."""
+    num_workers: int | None = None
+    """Loader processes a device; null: 0 on a CPU, 2 on an accelerator."""
+    cache_dir: str | None = None
+    """Token stores; null: $MLM_CACHE, else data/cache in a checkout, else ~/.cache/mlm."""
+
+    def __post_init__(self) -> None:
+        hint = "names no source; give a path, python-docs or hub:OWNER/NAME"
+        require(bool(self.sources), "data.sources", "[]", hint)
+        require(self.seq_len >= 8, "data.seq_len", self.seq_len, "must be at least 8")
+        fraction, tokens = self.validation_fraction, self.max_validation_tokens
+        require(0 < fraction < 1, "data.validation_fraction", fraction, "must lie in (0, 1)")
+        require(tokens > 0, "data.max_validation_tokens", tokens, "must be at least 1")
+        for name in ("max_documents", "num_proc"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"data.{name}", value, "must be at least 1, or null")
+        workers = self.num_workers
+        require(workers is None or workers >= 0, "data.num_workers", workers, "must be at least 0, or null")
+        self.cache_dir = self.cache_dir and os.path.expanduser(self.cache_dir)
+
+
+@dataclass
+class TokenizerConfig:
+    """The vocabulary: trained on the corpus, or taken from a file."""
+
+    path: str | None = None
+    """A tokenizer.json or model folder to reuse; null: train one."""
+    type: Literal["wordpiece", "bpe"] = "wordpiece"
+    """Kind of vocabulary to train: WordPiece or byte-level BPE."""
+    vocab_size: int = 8192
+    """Entries of the trained vocabulary, special tokens included."""
+    lowercase: bool = True
+    """Fold case and accents first (trained vocabularies only)."""
+
+    def __post_init__(self) -> None:
+        require(self.vocab_size >= 16, "tokenizer.vocab_size", self.vocab_size, "must be at least 16")
+        self.path = self.path and os.path.expanduser(self.path)
+
+    def check_file(self) -> None:
+        """Check that the tokenizer to reuse is there.
+
+        Raises:
+            InputError: it is not; says where it was looked for.
+        """
+        if self.path is None:
+            return
+        path = Path(self.path)
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if not file.is_file():
+            raise InputError(f"tokenizer.path={self.path}: there is no file {file.absolute()}")
+
+
+@dataclass
+class MaskingConfig:
+    """Which tokens are predicted and what the model sees in their place."""
+
+    strategy: Literal["token", "whole_word", "span"] = "token"
+    """Hide single tokens, whole words, or runs of tokens."""
+    mask_rate: float = 0.15
+    """Share of the ordinary tokens predicted in training, in (0, 1]."""
+    validation_mask_rate: float = 0.15
+    """The same for validation, whose masks are frozen."""
+    mask_token_fraction: float = 0.8
+    """Share of the predicted tokens shown as [MASK]."""
+    random_token_fraction: float = 0.1
+    """Share of them shown as a random ordinary token; the rest is unchanged."""
+
+    def __post_init__(self) -> None:
+        require_finite("masking", self)
+        for name in ("mask_rate", "validation_mask_rate"):
+            value = getattr(self, name)
+            require(0 < value <= 1, f"masking.{name}", value, "must lie in (0, 1]")
+        for name in ("mask_token_fraction", "random_token_fraction"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"masking.{name}", value, "must lie in [0, 1]")
+        total = self.mask_token_fraction + self.random_token_fraction
+        both = "masking.mask_token_fraction + masking.random_token_fraction"
+        require(total <= 1 + 1e-9, both, total, "must not exceed 1")

@@ -1,0 +1,181 @@
+"""One dataclass per command: the whole of what it can be told.
+
+`check_files` of each is called once, after parsing and before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+
+from mlm.config.data import CorpusConfig, MaskingConfig, TokenizerConfig, check_sources
+from mlm.config.errors import InputError, require
+from mlm.config.model import ModelConfig
+from mlm.config.training import LoggingConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
+
+RUN_NAME = "MLM_RUN_NAME"
+"""Environment variable that hands the name of the run to the other ranks."""
+
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+
+
+def check_model_folder(key: str, folder: str) -> None:
+    """Check that `folder` holds a model.
+
+    Raises:
+        InputError: it does not; says where it was looked for, and where a run keeps its model.
+    """
+    path = Path(folder)
+    if (path / "config.json").is_file():
+        return
+    nested = path / "model"
+    fix = f"did you mean {nested}?" if (nested / "config.json").is_file() else f"looked in {path.absolute()}"
+    raise InputError(f"{key}={folder} is not a model folder (no config.json): {fix}")
+
+
+@dataclass
+class RunConfig:
+    """What every training command is told about its run."""
+
+    name: str | None = None
+    """Name of the run; null: <config>-<UTC time>."""
+    runs_dir: str = "runs"
+    """Folder that holds the run folders."""
+    seed: int = 0
+    """Decides initial weights, order of rows, masks and dropout."""
+    resume: bool = False
+    """Continue a stopped run: the one called name, else the newest unfinished."""
+    init: str | None = None
+    """Model folder to start from; it brings its weights, shape and tokenizer."""
+
+    def __post_init__(self) -> None:
+        require(self.seed >= 0, "seed", self.seed, "must be at least 0")
+        self._check_name()
+        self.runs_dir = os.path.expanduser(self.runs_dir)
+        self.init = self.init and os.path.expanduser(self.init)
+
+    def choose_name(self, stem: str) -> None:
+        """Fix the name of the run, once for all ranks: as given, as handed over, or `stem` and UTC time.
+
+        A run to resume keeps None when it was not named: which one it is takes a look into the run folders.
+        """
+        self.name = self.name or os.environ.get(RUN_NAME)
+        if self.name is None and not self.resume:
+            first = f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+            names = (first if number == 1 else f"{first}-{number}" for number in count(1))
+            self.name = next(name for name in names if not Path(self.runs_dir, name).exists())
+        self._check_name()
+        if self.name is not None:
+            os.environ[RUN_NAME] = self.name
+
+    def _check_name(self) -> None:
+        plain = self.name is None or re.fullmatch(r"(?!\.)[^/\\\0\n]+", self.name)
+        require(bool(plain), "name", self.name, "must be a plain folder name")
+
+    def check_run(self) -> None:
+        """Refuse to run into an existing folder, and a model to start from that is not there.
+
+        Raises:
+            InputError: names the folder.
+        """
+        # Only the first process decides: when the others look, it may have made the folder already.
+        is_first = all(os.environ.get(rank, "0") == "0" for rank in RANKS)
+        folder = Path(self.runs_dir, self.name or "")
+        if is_first and not self.resume and folder.exists():
+            raise InputError(f"the run folder {folder} exists; take another --name, or go on with --resume")
+        if self.init is not None:
+            check_model_folder("init", self.init)
+
+
+@dataclass
+class PretrainConfig(RunConfig):
+    """Pretrain a masked language model on plain text.
+
+    Example: train.py --config bert-mini --data.sources my_texts/ --name first --trainer.max_time 5m
+    """
+
+    data: CorpusConfig = field(default_factory=CorpusConfig)
+    """Documents, rows and the held-out part."""
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """The vocabulary."""
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    """Which tokens are predicted."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Shape and switches of the encoder."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """Optimizer and gradient clipping."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """Learning rate over the steps."""
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    """Budget, batch and devices."""
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    """Where metrics go."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positions = self.model.max_position_embeddings
+        if positions is not None and self.data.seq_len > positions:
+            raise InputError(
+                f"data.seq_len={self.data.seq_len} is longer than model.max_position_embeddings={positions}; "
+                f"set data.seq_len to at most {positions}, or model.max_position_embeddings to null"
+            )
+        warmup, steps = self.schedule.warmup_steps, self.trainer.max_steps
+        if warmup is not None and steps is not None and warmup > steps:
+            raise InputError(
+                f"schedule.warmup_steps={warmup} is longer than the run of trainer.max_steps={steps}: "
+                "the peak learning rate would never be reached"
+            )
+
+    def check_files(self) -> None:
+        """Check that everything named is there, and the run folder is not."""
+        self.check_run()
+        check_sources(self.data.sources)
+        self.tokenizer.check_file()
+
+
+@dataclass
+class EvaluateConfig:
+    """Measure a masked language model on any text."""
+
+    model: str
+    """Model folder."""
+    data: CorpusConfig = field(default_factory=CorpusConfig)
+    """The text; the whole of it is evaluated, nothing is held out."""
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    """Masks are frozen, at validation_mask_rate."""
+    batch_size: int = 32
+    """Rows per pass."""
+    output: str | None = None
+    """Write the figures to this JSON file too; null: print only."""
+
+    def __post_init__(self) -> None:
+        require(self.batch_size > 0, "batch_size", self.batch_size, "must be at least 1")
+
+    def check_files(self) -> None:
+        """Check that the model and the text are there."""
+        check_model_folder("model", self.model)
+        check_sources(self.data.sources)
+
+
+@dataclass
+class FillMaskConfig:
+    """Print the most likely words at each [MASK]."""
+
+    model: str
+    """Model folder."""
+    text: list[str]
+    """One or more sentences with a [MASK], given without a flag."""
+    top_k: int = 5
+    """How many words to print for each mask."""
+
+    def __post_init__(self) -> None:
+        require(self.top_k > 0, "top_k", self.top_k, "must be at least 1")
+        require(bool(self.text), "text", "[]", "is empty; give a sentence with a [MASK]")
+
+    def check_files(self) -> None:
+        """Check that the model is there."""
+        check_model_folder("model", self.model)

@@ -1,0 +1,130 @@
+"""From the command line to a configuration: defaults <- YAML files <- flags, every mistake in one line.
+
+1. `keys.read_flags` splits the command line, `keys.read_file` reads YAML: what was given for a key, and where
+2. `values.convert` turns the text of each key into the type of its field
+3. the dataclasses are built, whose `__post_init__` checks ranges and what must fit together
+4. `check_files` of the configuration looks whether the files it names are there
+
+jsonargparse writes the `--help` text (`help.py`). Its own parsing is not used: it would read a text such as
+`&x` as YAML once more and let a key that stands twice in a file pass.
+None of it imports torch. `save_config` writes what `--config` reads back.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import yaml
+
+from mlm.config.errors import InputError
+from mlm.config.experiment import RunConfig
+from mlm.config.help import format_help
+from mlm.config.keys import Given, Keys, read_file, read_flags
+from mlm.config.values import convert
+
+C = TypeVar("C")
+
+
+def parse_config(
+    cls: type[C], argv: Sequence[str] | None = None, *, prog: str, positional: str | None = None
+) -> C:
+    """Return the configuration that a command line asks for; a mistake ends the program in one line.
+
+    Args:
+        cls: dataclass of the command.
+        argv: the command line without the program; None: the one of this process.
+        prog: name of the program in messages.
+        positional: the key that takes the words given without a flag; None: there is none.
+
+    Raises:
+        SystemExit: 0 after `--help`, 2 after a mistake, whose line is on stderr.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    keys = Keys.of(cls)
+    if {"-h", "--help"} & set(words):
+        print(format_help(cls, prog, keys, positional), end="")
+        raise SystemExit(0)
+    with one_line_errors(prog):
+        files, flags = read_flags(words, keys, positional)
+        given: dict[str, Given] = {}
+        for path in files:
+            given |= read_file(path, keys)
+        config: C = _build(cls, _typed_values(given | flags, keys))
+        if isinstance(config, RunConfig):
+            config.choose_name(files[-1].stem if files else "default")
+        if hasattr(config, "check_files"):
+            config.check_files()
+    return config
+
+
+@contextmanager
+def one_line_errors(prog: str) -> Iterator[None]:
+    """Turn a user's mistake into one line on stderr and exit code 2, an interrupt into exit code 130."""
+    try:
+        yield
+    except InputError as error:
+        text = re.sub(r"\s*\n\s*", " ", str(error))
+        print(f"{prog}: error: {text}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def save_config(config: Any, path: str | Path) -> None:
+    """Write a configuration as YAML, which `--config` reads back; the file is whole or not there at all."""
+    path = Path(path)
+    text = yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def to_plain(config: Any) -> Any:
+    """Return a configuration as nested dictionaries and lists of plain JSON types.
+
+    An entry of a list of which only the first field is set becomes that field: sources are plain strings.
+    """
+    if is_dataclass(config) and not isinstance(config, type):
+        return {field.name: to_plain(getattr(config, field.name)) for field in fields(config)}
+    if isinstance(config, list | tuple):
+        return [_plain_entry(entry) if is_dataclass(entry) else to_plain(entry) for entry in config]
+    return config
+
+
+def _typed_values(given: dict[str, Given], keys: Keys) -> dict[str, Any]:
+    """Return the value of each given key as the type of its field."""
+    for key in keys.required:
+        if key not in given:
+            raise InputError(f"--{key} is missing; --help says what it takes")
+    return {key: convert(text, keys.types[key], where) for key, (text, where, _) in given.items()}
+
+
+def _build(cls: Any, values: dict[str, Any], prefix: str = "") -> Any:
+    """Build a dataclass and the groups in it from the values given; everything else keeps its default."""
+    types = get_type_hints(cls)
+    arguments = {}
+    for field in fields(cls):
+        key, annotation = f"{prefix}{field.name}", types[field.name]
+        if is_dataclass(annotation):
+            arguments[field.name] = _build(annotation, values, f"{key}.")
+        elif key in values:
+            arguments[field.name] = values[key]
+    return cls(**arguments)
+
+
+def _plain_entry(entry: Any) -> Any:
+    first, *others = fields(entry)
+    options = {field.name: getattr(entry, field.name) for field in others}
+    changed = {
+        field.name: to_plain(options[field.name]) for field in others if options[field.name] != field.default
+    }
+    plain = to_plain(getattr(entry, first.name))
+    return {first.name: plain, **changed} if changed else plain

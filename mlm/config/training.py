@@ -1,0 +1,165 @@
+"""How a model is trained: optimizer, schedule, budget, devices, tracking."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from mlm.config.errors import InputError, require, require_finite
+
+
+@dataclass
+class OptimizerConfig:
+    """Optimizer and gradient clipping."""
+
+    name: Literal["adamw", "muon"] = "muon"
+    """AdamW, or Muon for the hidden matrices and AdamW for the rest."""
+    lr: float = 3e-3
+    """Peak learning rate."""
+    muon_lr: float | None = None
+    """The same for Muon's matrices, in AdamW's scale; null: lr."""
+    momentum: float = 0.95
+    """Momentum of Muon."""
+    weight_decay: float = 0.01
+    """Decoupled decay, on matrices only (no biases, norms, position tables)."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of AdamW's first and second moment."""
+    eps: float = 1e-8
+    """Added to the root of AdamW's second moment."""
+    clip_norm: float = 1.0
+    """Largest norm of the whole gradient; 0: no clipping."""
+
+    def __post_init__(self) -> None:
+        require_finite("optimizer", self)
+        require(self.lr > 0, "optimizer.lr", self.lr, "must be above 0")
+        muon_lr = self.muon_lr
+        require(muon_lr is None or muon_lr > 0, "optimizer.muon_lr", muon_lr, "must be above 0, or null")
+        require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "must lie in [0, 1)")
+        require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "must be at least 0")
+        in_range = all(0 <= beta < 1 for beta in self.betas)
+        require(in_range, "optimizer.betas", self.betas, "must both lie in [0, 1)")
+        require(self.eps > 0, "optimizer.eps", self.eps, "must be above 0")
+        require(self.clip_norm >= 0, "optimizer.clip_norm", self.clip_norm, "must be at least 0")
+
+
+@dataclass
+class ScheduleConfig:
+    """Learning rate over the optimizer steps."""
+
+    name: Literal["linear", "cosine", "wsd", "constant"] = "wsd"
+    """After the warm-up; wsd: constant, then a decay with 1 - sqrt."""
+    warmup_steps: int | None = None
+    """Steps of linear warm-up; null: warmup_fraction of the run."""
+    warmup_fraction: float = 0.05
+    """Share of the run spent warming up, in [0, 1)."""
+    decay_fraction: float = 0.4
+    """Share of the run that wsd spends decaying, in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        steps = self.warmup_steps
+        require(steps is None or steps >= 0, "schedule.warmup_steps", steps, "must be at least 0, or null")
+        warmup, decay = self.warmup_fraction, self.decay_fraction
+        require(0 <= warmup < 1, "schedule.warmup_fraction", warmup, "must lie in [0, 1)")
+        require(0 < decay <= 1, "schedule.decay_fraction", decay, "must lie in (0, 1]")
+
+
+@dataclass
+class TrainerConfig:
+    """Budget, batch and devices; names are Lightning's where it has one."""
+
+    max_steps: int | None = 600
+    """Optimizer steps; the first of the three bounds ends the run."""
+    max_tokens: int | None = None
+    """Tokens trained on (padding not counted); null: no bound."""
+    max_time: str | None = None
+    """Training time: 30s, 5m, 1h or DD:HH:MM:SS; null: no bound."""
+    global_batch_size: int = 32
+    """Rows per optimizer step, over all devices."""
+    micro_batch_size: int | None = None
+    """Rows per device and pass, the rest accumulates; null: all at once."""
+    devices: int | Literal["auto"] = "auto"
+    """Devices a node; auto: all accelerators, or one CPU process."""
+    num_nodes: int = 1
+    """Machines."""
+    strategy: Literal["auto", "ddp"] = "auto"
+    """How devices share the work; auto: ddp where there are several."""
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
+    """Arithmetic; auto: bf16-mixed where the hardware has it, else 32-true."""
+    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
+    """Kind of device; auto: the best one there is."""
+    compile: bool = False
+    """Compile the model; pays off on a GPU, hardly on a CPU."""
+    val_every: int = 100
+    """Optimizer steps between validations."""
+    save_every: int = 100
+    """Optimizer steps between checkpoints."""
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch_size", "num_nodes", "val_every", "save_every"):
+            value = getattr(self, name)
+            require(value > 0, f"trainer.{name}", value, "must be at least 1")
+        for name in ("max_steps", "max_tokens", "micro_batch_size"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"trainer.{name}", value, "must be at least 1, or null")
+        devices = self.devices
+        require(devices == "auto" or devices > 0, "trainer.devices", devices, "must be at least 1, or auto")
+        if self.max_steps is None and self.max_tokens is None and self.max_time is None:
+            raise InputError("the run has no end: set trainer.max_steps, max_tokens or max_time")
+        if self.max_time is not None:
+            parse_duration(self.max_time)
+        # With auto the number of devices is not known yet: check what must hold for any number of them.
+        self.accumulation(1 if devices == "auto" else devices * self.num_nodes)
+
+    def accumulation(self, world_size: int) -> int:
+        """Return the passes per optimizer step on `world_size` devices.
+
+        Raises:
+            InputError: the global batch does not divide.
+        """
+        unit = (self.micro_batch_size or 1) * world_size
+        if self.global_batch_size % unit:
+            near = max(self.global_batch_size // unit, 1) * unit
+            micro = f"trainer.micro_batch_size={self.micro_batch_size} x " if self.micro_batch_size else ""
+            raise InputError(
+                f"trainer.global_batch_size={self.global_batch_size} must be a multiple of {micro}"
+                f"{world_size} device(s); try {near} or {near + unit}"
+            )
+        return self.global_batch_size // unit if self.micro_batch_size else 1
+
+    @property
+    def max_seconds(self) -> float | None:
+        """`max_time` in seconds."""
+        return None if self.max_time is None else parse_duration(self.max_time)
+
+
+@dataclass
+class LoggingConfig:
+    """Where metrics go beside metrics.csv and the plots."""
+
+    wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
+    """Weights & Biases; auto: online when logged in, else offline in the run folder."""
+    project: str = "mlm"
+    """Weights & Biases project."""
+
+
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds in `90s`, `5m`, `1.5h`, `2d`, `DD:HH:MM:SS` or a plain number of seconds.
+
+    Raises:
+        InputError: the text is none of these, or not above 0.
+    """
+    unit = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    clock = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", text.strip())
+    if unit:
+        seconds = float(unit[1]) * _UNIT_SECONDS[unit[2] or "s"]
+    elif clock:
+        days, hours, minutes, rest = map(int, clock.groups())
+        seconds = float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+    else:
+        raise InputError(f"trainer.max_time={text} is not a duration; write 30s, 5m, 1h or DD:HH:MM:SS")
+    require(seconds > 0, "trainer.max_time", text, "must be above 0")
+    return seconds

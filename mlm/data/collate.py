@@ -1,0 +1,120 @@
+"""From row numbers to a batch: cut the pieces out of the store, add the special tokens, mask.
+
+B rows, S tokens a row, M slots for predictions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from mlm.config.data import MaskingConfig
+from mlm.data.packing import PackingMode, RowTable
+from mlm.data.sampler import RowBatch
+from mlm.data.store import TokenStore
+from mlm.masking import IGNORE_INDEX, Masking
+from mlm.tokenizer import SpecialTokens, starts_word
+
+Ints = npt.NDArray[np.int64]
+
+
+class MaskedBatch(TypedDict):
+    """What the model is trained on; the numbers are counted here so that no device has to be asked."""
+
+    input_ids: Tensor
+    """(B, S) int64, masked."""
+    attention_mask: Tensor
+    """(B, S) int64, 0 at padding, else the number of the document inside its row."""
+    masked_positions: Tensor
+    """(B, M) int64 places to predict."""
+    labels: Tensor
+    """(B, M) int64 ids to predict, IGNORE_INDEX in unused slots."""
+    num_tokens: int
+    """Tokens that are not padding."""
+    num_masked: int
+    """Tokens to predict."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one part of a corpus, unmasked."""
+
+    store: TokenStore
+    table: RowTable
+    special: SpecialTokens
+    seq_len: int
+    packing: PackingMode
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def num_tokens(self, rows: Ints) -> int:
+        """Return the tokens of some rows that are not padding."""
+        first, last = self.table.offsets[rows], self.table.offsets[rows + 1]
+        ordinary = sum(int(self.table.pieces.lengths[a:b].sum()) for a, b in zip(first, last, strict=True))
+        pieces = int((last - first).sum())
+        return ordinary + (pieces + len(rows) if self.packing == "concat" else 2 * pieces)
+
+    def render(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Return the ids and the document numbers (0 = padding) of some rows, each (B, S)."""
+        shape = len(rows), self.seq_len
+        ids, documents = np.full(shape, self.special.pad, np.int64), np.zeros(shape, np.int64)
+        run_on = self.packing == "concat"
+        starts, lengths = self.table.pieces.starts, self.table.pieces.lengths
+        for out, row in enumerate(rows.tolist()):
+            at, first = 0, int(self.table.offsets[row])
+            for piece in range(first, int(self.table.offsets[row + 1])):
+                begin = at
+                if piece == first or not run_on:
+                    ids[out, at] = self.special.cls
+                    at += 1
+                length = int(lengths[piece])
+                ids[out, at : at + length] = self.store.tokens(int(starts[piece]), length)
+                at += length + 1
+                ids[out, at - 1] = self.special.sep
+                documents[out, begin:at] = 1 if run_on else piece - first + 1
+        return ids, documents
+
+
+@dataclass(frozen=True)
+class MaskedRows(Dataset[MaskedBatch]):
+    """Maps a batch of row numbers to a masked batch; `seed` and pass decide the masks."""
+
+    rows: Rows
+    masking: Masking
+    seed: int
+
+    def __getitem__(self, batch: RowBatch) -> MaskedBatch:
+        ids, documents = self.rows.render(batch.rows)
+        masked = self.masking(ids, self.seed, batch.passes, batch.rows)
+        return MaskedBatch(
+            input_ids=torch.from_numpy(masked.input_ids),
+            attention_mask=torch.from_numpy(documents),
+            masked_positions=torch.from_numpy(masked.masked_positions),
+            labels=torch.from_numpy(masked.labels),
+            num_tokens=int((documents > 0).sum()),
+            num_masked=int((masked.labels != IGNORE_INDEX).sum()),
+        )
+
+
+def build_masking(config: MaskingConfig, rate: float, tokenizer: Tokenizer) -> Masking:
+    """Return the masking of a tokenizer's ids at one rate.
+
+    Raises:
+        InputError: whole_word is asked for and the tokenizer does not tell where words begin.
+    """
+    special = SpecialTokens.from_tokenizer(tokenizer)
+    is_special = np.zeros(tokenizer.get_vocab_size(), bool)
+    is_special[list(special.ids)] = True
+    is_special[
+        [number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    ] = True
+    words = starts_word(tokenizer) if config.strategy == "whole_word" else None
+    return Masking(config, rate, special.mask, is_special, words)

@@ -1,0 +1,290 @@
+"""From sources to rows, each stage cached under a key of everything that decides it.
+
+    sources --read--> documents --encode--> token store --split, pack--> row tables --permute, mask--> batches
+    sources.py        (str)    tokenizer    store.py      packing.py                  sampler.py, collate.py
+
+- vocabulary: key of the source contents and the tokenizer settings
+- token store: key of the source contents and the tokenizer's bytes
+- row tables: beside the store, key of row length, packing and the held-out part
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from filelock import FileLock
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+import mlm
+from mlm.config.data import PYTHON_DOCS, CorpusConfig, SourceConfig, TokenizerConfig
+from mlm.config.parse import to_plain
+from mlm.counter import uniform
+from mlm.data.collate import Rows
+from mlm.data.packing import RowTable, Spans, cut_spans, pack_documents
+from mlm.data.python_docs import python_docs_digest, read_python_docs
+from mlm.data.sources import DigestCache, ReadReport, read_documents, source_digest, source_size
+from mlm.data.store import STORE_VERSION, TokenStore, build_store
+from mlm.tokenizer import SpecialTokens, load_tokenizer, tokenizer_digest, train_tokenizer
+
+FEW_DOCUMENTS = 200
+"""Below this many documents the held-out part is made of blocks instead of whole documents."""
+BLOCK_TOKENS = 2000
+"""Size of such a block."""
+UNKNOWN_WARNING_RATE = 0.01
+"""Share of unknown tokens from which the user is warned."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared corpus: what training needs of the text."""
+
+    tokenizer: Tokenizer
+    special: SpecialTokens
+    store: TokenStore
+    train: Rows
+    validation: Rows
+    unigram_entropy: float
+    """Cross-entropy of the validation tokens under the training counts plus one, in nats."""
+
+
+def cache_folder(config: CorpusConfig) -> Path:
+    """Return where vocabularies and stores are kept: the option, $MLM_CACHE, the checkout, or the home folder."""
+    if config.cache_dir:
+        return Path(config.cache_dir).expanduser()
+    if os.environ.get("MLM_CACHE"):
+        return Path(os.environ["MLM_CACHE"]).expanduser()
+    checkout = Path(mlm.__file__).parent.parent
+    if (checkout / "pyproject.toml").exists():
+        return checkout / "data" / "cache"
+    return Path.home() / ".cache" / "mlm"
+
+
+def prepare_corpus(config: CorpusConfig, tokenizer_config: TokenizerConfig) -> Corpus:
+    """Read, tokenize, split and pack a corpus, or reuse what was prepared before.
+
+    Raises:
+        InputError: a source cannot be read or holds no text.
+    """
+    text = _Text(config)
+    tokenizer = _tokenizer(text, tokenizer_config)
+    store = _store(text, tokenizer)
+    train, validation = _split_and_pack(store, config)
+    special = SpecialTokens.from_tokenizer(tokenizer)
+    entropy = _unigram_entropy(store, train.pieces, validation.pieces, tokenizer.get_vocab_size())
+    parts = [Rows(store, table, special, config.seq_len, config.packing) for table in (train, validation)]
+    for name, rows in zip(("training", "validation"), parts, strict=True):
+        tokens = rows.table.pieces.num_tokens
+        log.info("%s: %s tokens in %s rows of %d", name, f"{tokens:,}", f"{len(rows):,}", config.seq_len)
+    return Corpus(tokenizer, special, store, *parts, entropy)
+
+
+def prepare_evaluation(config: CorpusConfig, tokenizer: Tokenizer) -> Rows:
+    """Read and pack the whole of a corpus for evaluation with a given tokenizer."""
+    store = _store(_Text(config), tokenizer)
+    table = pack_documents(store.documents, config.seq_len, config.packing)
+    return Rows(store, table, SpecialTokens.from_tokenizer(tokenizer), config.seq_len, config.packing)
+
+
+class _Text:
+    """The documents of a configuration and the digest of their contents."""
+
+    def __init__(self, config: CorpusConfig):
+        self.config = config
+        self.cache = cache_folder(config)
+        digests = DigestCache(self.cache / "digests.json")
+        self.sources = [self._materialise(source) for source in config.sources]
+        self.digest = _key(
+            [source_digest(source, source.document or config.document, digests) for source in self.sources],
+            config.max_documents,
+        )
+
+    def _materialise(self, source: SourceConfig) -> SourceConfig:
+        """Write the Python documentation to a file once: it is read twice, and worth a look."""
+        if source.path != PYTHON_DOCS:
+            return source
+        path = self.cache / f"python-docs-{python_docs_digest()[:16]}.jsonl"
+        with _locked(path):
+            if not path.exists():
+                log.info(
+                    "%s: reading the documentation of this Python installation into %s", PYTHON_DOCS, path
+                )
+                with _bar("reading", unit=" files") as bar, _replacing(path) as temporary:
+                    with temporary.open("w", encoding="utf-8") as file:
+                        for document in read_python_docs(_absolute(bar)):
+                            file.write(json.dumps({"text": document}, ensure_ascii=False) + "\n")
+        return replace(source, path=str(path))
+
+    def documents(self, task: str) -> Iterator[str]:
+        """Yield the documents under a progress bar in bytes."""
+        sizes = [source_size(source) for source in self.sources]
+        total = sum(size for size in sizes if size is not None) if None not in sizes else None
+        limit = self.config.max_documents
+        with _bar(task, unit="B", unit_scale=True, total=total) as bar:
+            yield from islice(self._read(bar.update), limit)
+            if total and bar.n < total and limit is None:
+                bar.update(total - bar.n)
+
+    def _read(self, progress: Callable[[int], None]) -> Iterator[str]:
+        for source in self.sources:
+            report = ReadReport(source.path)
+            yield from read_documents(source, source.document or self.config.document, report, progress)
+            log.info("%s", report.summary())
+
+
+def _tokenizer(text: _Text, config: TokenizerConfig) -> Tokenizer:
+    """Load or train the vocabulary; a trained one is kept in the cache."""
+    if config.path:
+        return load_tokenizer(config.path)
+    folder = text.cache / "tokenizers" / _key(text.digest, to_plain(config))
+    with _locked(folder):
+        if not folder.exists():
+            log.info("training a %s vocabulary of %s entries", config.type, f"{config.vocab_size:,}")
+            tokenizer = train_tokenizer(text.documents("vocabulary"), config)
+            with _replacing(folder) as temporary:
+                temporary.mkdir()
+                tokenizer.save(str(temporary / "tokenizer.json"))
+        else:
+            log.info("vocabulary: reusing %s", folder)
+    return load_tokenizer(folder)
+
+
+def _store(text: _Text, tokenizer: Tokenizer) -> TokenStore:
+    """Open or build the token store."""
+    digest = tokenizer_digest(tokenizer)
+    folder = text.cache / "stores" / _key(text.digest, digest, STORE_VERSION)
+    with _locked(folder):
+        if folder.exists():
+            log.info("token store: reusing %s", folder)
+            return TokenStore(folder)
+        facts = {"tokenizer": digest, "text": text.digest, "sources": [to_plain(s) for s in text.sources]}
+        store = build_store(folder, text.documents("tokenizing"), tokenizer, facts)
+    counts = store.manifest
+    rate = counts["num_unknown"] / max(counts["num_tokens"], 1)
+    log.info("token store: %s tokens in %s", f"{counts['num_tokens']:,}", folder)
+    if rate > UNKNOWN_WARNING_RATE:
+        log.warning(
+            "%.1f %% of the tokens are unknown to the vocabulary; train it on this text or use type bpe",
+            100 * rate,
+        )
+    return store
+
+
+def split_documents(store: TokenStore, fraction: float, max_validation_tokens: int) -> tuple[Spans, Spans]:
+    """Divide a corpus into what is trained on and what is held out.
+
+    A document is held out when the hash of its content falls under `fraction`: duplicates stay on one side, and text
+    added later moves none. With few documents, blocks of them are divided instead. Neither part is ever empty; a
+    corpus of a single unit is on both sides, with a warning.
+
+    Returns:
+        The spans for training and for validation.
+    """
+    units, hashes = store.documents, store.text_hashes
+    block: npt.NDArray[np.int64] = np.zeros(len(hashes), np.int64)
+    if len(hashes) < FEW_DOCUMENTS:
+        counts = -(-units.lengths // BLOCK_TOKENS)
+        block = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        units, hashes = cut_spans(units, BLOCK_TOKENS), np.repeat(hashes, counts)
+    share = uniform(hashes.view(np.int64), block)
+    held_out = share < fraction
+    if not held_out.any():
+        held_out = share == share.min()
+    if held_out.all():
+        held_out = share != share.max()
+    if not held_out.any():
+        log.warning("the corpus is a single piece of text: it is trained on and validated on")
+        return units, units
+    validation = units.take(held_out)
+    fits = np.cumsum(validation.lengths) <= max_validation_tokens
+    fits[0] = True
+    return units.take(~held_out), validation.take(fits)
+
+
+def _split_and_pack(store: TokenStore, config: CorpusConfig) -> tuple[RowTable, RowTable]:
+    key = _key(config.seq_len, config.packing, config.validation_fraction, config.max_validation_tokens)
+    folder = store.folder / f"rows-{key}"
+    with _locked(folder):
+        if not folder.exists():
+            parts = split_documents(store, config.validation_fraction, config.max_validation_tokens)
+            with _replacing(folder) as temporary:
+                temporary.mkdir()
+                for name, spans in zip(("train", "validation"), parts, strict=True):
+                    _save_table(temporary / name, pack_documents(spans, config.seq_len, config.packing))
+    return _load_table(folder / "train"), _load_table(folder / "validation")
+
+
+def _save_table(folder: Path, table: RowTable) -> None:
+    folder.mkdir()
+    np.save(folder / "offsets.npy", table.offsets)
+    np.save(folder / "starts.npy", table.pieces.starts)
+    np.save(folder / "lengths.npy", table.pieces.lengths)
+
+
+def _load_table(folder: Path) -> RowTable:
+    offsets, starts, lengths = (
+        np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "starts", "lengths")
+    )
+    return RowTable(offsets, Spans(starts, lengths))
+
+
+def _unigram_entropy(store: TokenStore, train: Spans, validation: Spans, size: int) -> float:
+    """Return -sum_v q(v) ln p(v), q the validation shares and p the training shares after adding one count."""
+    held_out = np.zeros(size, np.int64)
+    for start, length in zip(validation.starts.tolist(), validation.lengths.tolist(), strict=True):
+        held_out += np.bincount(store.tokens(start, length), minlength=size)
+    counts = store.counts(size) - (held_out if train.num_tokens < store.documents.num_tokens else 0)
+    log_share = np.log((counts + 1) / (counts.sum() + size))
+    return float(-(held_out * log_share).sum() / held_out.sum())
+
+
+def _key(*parts: Any) -> str:
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let one process at a time make `path`; the others wait and find it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        yield
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that takes the final name on success and vanishes on failure."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        temporary.rename(path)
+    except BaseException:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _bar(task: str, **options: Any) -> tqdm:
+    return tqdm(desc=task, leave=False, mininterval=0.3, dynamic_ncols=True, **options)
+
+
+def _absolute(bar: tqdm) -> Callable[[int, int], None]:
+    def update(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+
+    return update

@@ -1,0 +1,128 @@
+"""From pieces of documents to rows of fixed length: which tokens share a row.
+
+- isolate: every piece carries its own CLS and SEP; a document is cut only when it is longer than a row, and
+  what remains is put where it fits best
+- concat: documents run on with SEP between them, one CLS at the start and one SEP at the end of a row
+- none: one document a row, long ones continued in further rows
+
+No token is lost or repeated in any mode. A row is a list of pieces, a piece a span of the token store; the special
+tokens are added when a batch is rendered, so one store serves every `seq_len` and every mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+PackingMode = Literal["isolate", "concat", "none"]
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Spans of the token store, each inside one document."""
+
+    starts: Ints
+    """(N,) first token of each span, counted over the whole store."""
+    lengths: Ints
+    """(N,) tokens of each span."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all spans."""
+        return int(self.lengths.sum())
+
+    def take(self, chosen: npt.NDArray[np.bool_]) -> Spans:
+        """Return the spans where `chosen` (N,) is true, in order."""
+        return Spans(self.starts[chosen], self.lengths[chosen])
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """Rows as lists of pieces: those of row r are `offsets[r]` to `offsets[r + 1]`."""
+
+    offsets: Ints
+    """(R + 1,) first piece of each row, and the number of pieces."""
+    pieces: Spans
+    """The pieces in the order of their rows."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+def pack_documents(documents: Spans, seq_len: int, mode: PackingMode) -> RowTable:
+    """Cut and distribute documents over rows of `seq_len` tokens.
+
+    Args:
+        documents: spans of the store; empty ones are left out.
+        seq_len: tokens of a row, special tokens included.
+        mode: see the module docstring.
+    """
+    documents = documents.take(documents.lengths > 0)
+    if mode == "concat":
+        row_of_piece, pieces = _run_on(documents, seq_len)
+    else:
+        pieces = cut_spans(documents, seq_len - 2)
+        row_of_piece = (
+            np.arange(len(pieces.lengths)) if mode == "none" else _best_fit(pieces.lengths + 2, seq_len)
+        )
+    order = np.argsort(row_of_piece, kind="stable")
+    num_rows = int(row_of_piece.max()) + 1 if len(row_of_piece) else 0
+    offsets = np.zeros(num_rows + 1, np.int64)
+    np.cumsum(np.bincount(row_of_piece, minlength=num_rows), out=offsets[1:])
+    return RowTable(offsets, Spans(pieces.starts[order], pieces.lengths[order]))
+
+
+def cut_spans(spans: Spans, size: int) -> Spans:
+    """Cut every span into consecutive pieces of `size` tokens, the last one being the rest."""
+    counts = -(-spans.lengths // size)
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = np.repeat(spans.starts, counts) + number * size
+    lengths = np.minimum(np.repeat(spans.lengths, counts) - number * size, size)
+    return Spans(starts, lengths)
+
+
+def _best_fit(sizes: Ints, capacity: int) -> Ints:
+    """Return the row of each piece: the open row it leaves the least room in, else a new one."""
+    rows_with_room: list[list[int]] = [[] for _ in range(capacity + 1)]
+    rooms = 0  # bit r is set while some row has room r: the best fit is one bit trick away
+    row_of_piece = np.empty(len(sizes), np.int64)
+    num_rows = 0
+    for piece, size in enumerate(sizes.tolist()):
+        fitting = rooms >> size
+        if fitting:
+            room = size + (fitting & -fitting).bit_length() - 1
+            row = rows_with_room[room].pop()
+            if not rows_with_room[room]:
+                rooms &= ~(1 << room)
+        else:
+            room, row, num_rows = capacity, num_rows, num_rows + 1
+        row_of_piece[piece] = row
+        left = room - size
+        if left:
+            rows_with_room[left].append(row)
+            rooms |= 1 << left
+    return row_of_piece
+
+
+def _run_on(documents: Spans, seq_len: int) -> tuple[Ints, Spans]:
+    """Fill rows with documents one after the other; a SEP stands between two pieces of a row."""
+    rows, starts, lengths = [], [], []
+    row, room = 0, seq_len - 2
+    for document_start, document_length in zip(
+        documents.starts.tolist(), documents.lengths.tolist(), strict=True
+    ):
+        start, left = document_start, document_length
+        while left:
+            if room <= 0:
+                row, room = row + 1, seq_len - 2
+            length = min(left, room)
+            rows.append(row)
+            starts.append(start)
+            lengths.append(length)
+            start, left, room = start + length, left - length, room - length
+        room -= 1  # the SEP before the next document
+    return np.array(rows, np.int64), Spans(np.array(starts, np.int64), np.array(lengths, np.int64))

@@ -1,0 +1,216 @@
+"""Files of rows as documents: JSON lines, CSV, TSV and parquet; a row is a document.
+
+- every cell is text as it stands in the file: `NA` is a word, never a missing value
+- the text is in the column asked for, else in `text`, else in the only column that holds words
+- a row without text is counted and passed over; a row whose text is something else is an error
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mlm.config.errors import InputError
+from mlm.data.formats import BLOCK_BYTES, ReadReport, StoredBytes, one_line, split_lines
+
+HEAD_ROWS = 100
+"""Rows looked at to find the column that holds the text."""
+PARQUET_ROWS = 256
+"""Rows of a parquet file decoded at a time: few, since each may hold a book."""
+
+Row = tuple[str, dict[str, Any]]
+"""Where a row stands ("line 3"), and its cells."""
+
+
+def row_documents(rows: Iterator[Row], name: str, column: str | None, report: ReadReport) -> Iterator[str]:
+    """Yield the text of each row that has one.
+
+    Args:
+        rows: the rows of one file or data set.
+        name: what it is called in errors.
+        column: the key of the text; None: find it.
+        report: counts rows, and those without text.
+    """
+    head = list(islice(rows, HEAD_ROWS))
+    if not head:
+        return
+    columns = list(dict.fromkeys(key for _, row in head for key in row))
+    worded = [key for key in columns if any(_is_words(row.get(key)) for _, row in head)]
+    column = _choose_column(name, columns, worded, column)
+    report.rules[f"rows (column {column})"] += 1
+    for place, row in chain(head, rows):
+        yield from _cell_text(row.get(column), f"{name}, {place}", column, report)
+
+
+def _choose_column(name: str, columns: list[str], worded: list[str], column: str | None) -> str:
+    if column is None:
+        column = "text" if "text" in columns else worded[0] if len(worded) == 1 else None
+    if column in columns:
+        return column
+    wanted = f"has no column {column}" if column else "cannot tell which column holds the text"
+    choices = ", ".join(map(str, columns))
+    raise InputError(f"{name}: {wanted}; set text_column of this source to one of: {choices}")
+
+
+def _is_words(value: Any) -> bool:
+    """Tell text from numbers written as text."""
+    if not isinstance(value, str) or not value.strip():
+        return False
+    try:
+        float(value)
+    except ValueError:
+        return True
+    return value.strip().lower() in ("nan", "inf", "infinity")
+
+
+def _cell_text(value: Any, place: str, column: str, report: ReadReport) -> Iterator[str]:
+    report.rows += 1
+    if value is None or (isinstance(value, str) and not value.strip()):
+        report.rows_without_text += 1
+    elif isinstance(value, str):
+        # JSON can spell half a surrogate pair, which no encoding can store.
+        yield value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
+    else:
+        raise InputError(f"{place}: {column} is {_shortened(value)}, which is not text")
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def json_rows(blocks: Iterator[str], name: str, array_allowed: bool, report: ReadReport) -> Iterator[Row]:
+    """Yield the objects of a JSON-lines file, or of a file that is one array.
+
+    Raises:
+        InputError: a line is not JSON, or not an object; a plain string counts as its own text.
+    """
+    first = next(blocks, "")
+    blocks = chain([first], blocks)
+    values: Iterator[tuple[str, Any]] = _json_lines(blocks, name, report)
+    if array_allowed and first.lstrip().startswith("["):
+        items = _parse_json("".join(blocks), name, 1)
+        values = ((f"item {number}", item) for number, item in enumerate(items, 1))
+    for place, value in values:
+        if isinstance(value, str):
+            yield place, {"text": value}
+        elif isinstance(value, dict):
+            yield place, value
+        else:
+            raise InputError(f"{name}, {place}: {_shortened(value)} is not a JSON object")
+
+
+def _json_lines(blocks: Iterator[str], name: str, report: ReadReport) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(split_lines(blocks), 1):
+        if line.strip():
+            yield f"line {number}", _parse_json(line, name, number)
+        else:
+            report.blank_lines += 1
+
+
+def _parse_json(text: str, name: str, line: int) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"line {line + error.lineno - 1}, column {error.colno}"
+        raise InputError(f"{name}, {place}: not valid JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets as deep
+        raise InputError(f"{name}, line {line}: not readable JSON: {one_line(error)}") from None
+
+
+def csv_rows(blocks: Iterator[str], name: str, tabs: bool) -> Iterator[Row]:
+    """Yield the rows of a comma- or tab-separated file, whose first row names the columns.
+
+    Cells may be quoted, and hold line breaks then. In a tab-separated file that needs no quoting a stray
+    quote is part of the text, as in most data sets of that form.
+
+    Raises:
+        InputError: a row has more cells than the header, or a quote is left open.
+    """
+    head = next(blocks, "")
+    blocks = chain([head], blocks)
+    unquoted = tabs and _is_plain_table(head)
+    delimiter = "\t" if tabs else max(",;\t", key=head.partition("\n")[0].count)
+    csv.field_size_limit(2**31 - 1)  # the default refuses a cell above 128 KiB
+    reader = csv.reader(
+        (line + "\n" for line in split_lines(blocks)),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_NONE if unquoted else csv.QUOTE_MINIMAL,
+        strict=True,
+    )
+    try:
+        header = next(reader, [])
+        header = [_without_quotes(cell) for cell in header] if unquoted else header
+        for cells in reader:
+            if len(cells) > len(header):
+                raise InputError(
+                    f"{name}, line {reader.line_num}: {len(cells)} cells under {len(header)} columns; "
+                    f"put a text that holds {delimiter!r} or a line break in double quotes"
+                )
+            if cells:
+                texts = map(_without_quotes, cells) if unquoted else cells
+                yield f"line {reader.line_num}", dict(zip(header, texts, strict=False))
+    except csv.Error as error:
+        raise InputError(
+            f"{name}, line {reader.line_num}: {one_line(error)}; in a quoted cell, write a double quote twice"
+        ) from None
+
+
+def _is_plain_table(head: str) -> bool:
+    """Tell whether every line has the header's number of tabs, so that nothing needs quoting."""
+    lines = head.split("\n")[:-1] or [head]
+    return len({line.count("\t") for line in lines if line}) <= 1
+
+
+def _without_quotes(cell: str) -> str:
+    """Undo quoting where the whole cell is quoted; a stray quote is kept."""
+    inner = cell[1:-1]
+    whole = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in inner.replace('""', "")
+    return inner.replace('""', '"') if whole else cell
+
+
+def parquet_documents(
+    stream: Any, stored: Any, name: str, column: str | None, report: ReadReport
+) -> Iterator[str]:
+    """Yield the texts of a parquet file.
+
+    Its index stands at its end: what can only be read in order goes through a temporary copy.
+
+    Args:
+        stream: the content.
+        stored: the buffered `StoredBytes` below it; the same object where nothing is compressed.
+        name: the file's name for errors.
+        column: the column that holds the text; None: find it.
+        report: counts rows.
+    """
+    stored_bytes: StoredBytes = stored.raw
+    direct = stored_bytes.seekable_file() if stream is stored else None
+    with direct or tempfile.TemporaryFile() as file:
+        if not direct:
+            shutil.copyfileobj(stream, file, BLOCK_BYTES)
+            file.seek(0, io.SEEK_SET)
+        table = pq.ParquetFile(file)
+        schema = table.schema_arrow
+        column = _choose_column(name, schema.names, [f.name for f in schema if _is_string(f.type)], column)
+        report.rules[f"rows (column {column})"] += 1
+        row = 0
+        for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[column]):
+            for value in batch.column(0).to_pylist():
+                row += 1
+                yield from _cell_text(value, f"{name}, row {row}", column, report)
+            stored_bytes.reach(row / table.metadata.num_rows)
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))

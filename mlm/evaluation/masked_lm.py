@@ -1,0 +1,115 @@
+"""Loss, perplexity and accuracy of a masked language model on text, with frozen masks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from mlm.config.errors import InputError
+from mlm.config.experiment import EvaluateConfig
+from mlm.data.collate import MaskedBatch, MaskedRows, Rows, build_masking
+from mlm.data.corpus import prepare_evaluation
+from mlm.data.sampler import ValidationSampler
+from mlm.hub.pretrained import load_pretrained
+from mlm.masking import IGNORE_INDEX, Masking
+from mlm.model.heads import MaskedLM
+from mlm.model.loss import summed_cross_entropy
+from mlm.tokenizer import load_tokenizer
+
+VALIDATION_SEED = 20_181_011
+"""Seed of every validation mask, whatever the seed of the run: scores of different runs can be compared."""
+
+
+@dataclass(frozen=True)
+class MaskedLMScores:
+    """Scores over all masked tokens of a text."""
+
+    loss: float
+    """Mean negative log-likelihood of the masked tokens, in nats."""
+    masked_accuracy: float
+    """Share of the masked tokens that the model ranks first."""
+    num_masked: int
+    """Masked tokens."""
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite where that overflows."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @classmethod
+    def from_sums(cls, sums: Tensor) -> MaskedLMScores:
+        """Divide what `score_batches` summed, over any number of ranks."""
+        loss, correct, masked = sums.tolist()
+        return cls(loss / max(masked, 1), correct / max(masked, 1), int(masked))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the scores by their names in the metrics table."""
+        return {"loss": self.loss, "perplexity": self.perplexity, "masked_accuracy": self.masked_accuracy}
+
+
+def frozen_batches(
+    rows: Rows, masking: Masking, batch_size: int, rank: int = 0, world_size: int = 1
+) -> DataLoader[MaskedBatch]:
+    """Return every row of a rank's share once, always with the same masks."""
+    sampler = ValidationSampler(len(rows), batch_size, rank, world_size)
+    return DataLoader(MaskedRows(rows, masking, VALIDATION_SEED), sampler=sampler, batch_size=None)
+
+
+@torch.no_grad()
+def score_batches(model: MaskedLM, batches: Iterable[MaskedBatch], device: torch.device) -> Tensor:
+    """Return summed loss, correct predictions and masked tokens, (3,) float64, without touching the mode."""
+    sums = torch.zeros(3, dtype=torch.float64)
+    for batch in batches:
+        labels = batch["labels"].to(device)
+        inputs = (batch[name].to(device) for name in ("input_ids", "attention_mask", "masked_positions"))
+        logits = model(*inputs)
+        correct = (logits.argmax(-1) == labels) & (labels != IGNORE_INDEX)
+        scores = torch.stack(
+            [summed_cross_entropy(logits, labels), correct.sum(), (labels != IGNORE_INDEX).sum()]
+        )
+        sums += scores.double().cpu()
+    return sums.to(device, torch.float32 if device.type == "mps" else torch.float64)
+
+
+def evaluate(config: EvaluateConfig) -> int:
+    """Print the scores of a model on a text: the `evaluate` command.
+
+    Raises:
+        InputError: no model or no text where the configuration says.
+    """
+    model = load_pretrained(config.model)
+    tokenizer = load_tokenizer(config.model)
+    longest = model.config.max_position_embeddings or config.data.seq_len
+    if config.data.seq_len > longest:
+        raise InputError(
+            f"data.seq_len={config.data.seq_len} is longer than the model's max_position_embeddings={longest}; "
+            f"set data.seq_len to at most {longest}"
+        )
+    rows = prepare_evaluation(config.data, tokenizer)
+    masking = build_masking(config.masking, config.masking.validation_mask_rate, tokenizer)
+    batches = frozen_batches(rows, masking, config.batch_size)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sums = score_batches(model.to(device).eval(), tqdm(batches, "evaluating", leave=False), device)
+    scores = MaskedLMScores.from_sums(sums)
+    num_bytes = int(rows.store.num_bytes.sum())
+    num_tokens = rows.table.pieces.num_tokens
+    facts = {
+        **scores.metrics(),
+        "nats_per_byte": scores.loss * num_tokens / num_bytes,
+        "num_masked": scores.num_masked,
+        "num_tokens": num_tokens,
+        "num_bytes": num_bytes,
+    }
+    for name, value in facts.items():
+        print(f"{name:16} {value:,.4f}" if isinstance(value, float) else f"{name:16} {value:,}")
+    if config.output:
+        Path(config.output).write_text(json.dumps(facts, indent=1))
+    return 0

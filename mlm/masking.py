@@ -1,0 +1,171 @@
+"""Which tokens are predicted, and what the model sees there (Devlin et al. 2019, arXiv:1810.04805, sec. 3.1).
+
+- a pure function of (seed, pass, row, position): the same masks on any worker, rank and batch size
+- a row has ceil(rate * S) slots for predictions, so shapes are static; unused slots carry the label -100
+- token: exactly the drawn number of tokens; whole_word and span: the same number, in whole units that fit
+- special tokens are never predicted and never drawn as a replacement
+
+B rows, S tokens a row, M slots for predictions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mlm.config.data import MaskingConfig
+from mlm.counter import random_bits, uniform
+
+IGNORE_INDEX = -100
+"""Label of a slot that predicts nothing."""
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+# Which draw a random number is for, so that no two draws share their bits.
+_COUNT, _ORDER, _SPLIT, _REPLACEMENT = range(4)
+
+SPAN_STOP_RATE = 0.2
+"""Chance that a span ends after each token (Joshi et al. 2020, arXiv:1907.10529, sec. 3.1)."""
+MAX_SPAN = 10
+"""Longest span in tokens (same source)."""
+
+
+class MaskedTokens(NamedTuple):
+    """A batch with its predictions."""
+
+    input_ids: Ints
+    """(B, S) what the model sees."""
+    masked_positions: Ints
+    """(B, M) places to predict, ascending; 0 in unused slots."""
+    labels: Ints
+    """(B, M) the ids to predict there; IGNORE_INDEX in unused slots."""
+
+
+@dataclass(frozen=True)
+class Masking:
+    """Hides tokens of a batch by one strategy at one rate.
+
+    Args:
+        config: strategy and the 80/10/10 split.
+        rate: share of the ordinary tokens to predict, in (0, 1].
+        mask_id: id shown in place of a hidden token.
+        is_special: (V,) bool, the ids that are never predicted nor drawn.
+        starts_word: (V,) bool, the ids that begin a word; needed by whole_word only.
+    """
+
+    config: MaskingConfig
+    rate: float
+    mask_id: int
+    is_special: Bools
+    starts_word: Bools | None = None
+
+    def slots(self, seq_len: int) -> int:
+        """Return M, the places for predictions in a row of `seq_len` tokens."""
+        return math.ceil(self.rate * seq_len)
+
+    def __call__(self, input_ids: Ints, seed: int, passes: Ints, rows: Ints) -> MaskedTokens:
+        """Hide tokens.
+
+        Args:
+            input_ids: (B, S) ids, padding included (padding is a special id).
+            seed: seed of the run.
+            passes: (B,) how often the data was gone through before.
+            rows: (B,) row numbers in the row table.
+        """
+        key = (seed, passes[:, None], rows[:, None])
+        maskable = ~self.is_special[input_ids]
+        count = maskable.sum(1, keepdims=True)
+        # floor(x + u) is x on average; a row that can be masked at all is.
+        budget = np.floor(self.rate * count + uniform(*key, _COUNT)).astype(np.int64)
+        budget = np.clip(budget, np.minimum(count, 1), self.slots(input_ids.shape[1]))
+        places = np.arange(input_ids.shape[1])[None, :]
+        order = uniform(*key, _ORDER, places)
+        select = _SELECTORS[self.config.strategy]
+        selected = select(self, input_ids, maskable, budget[:, 0], order)
+        shown = np.where(selected, self._replace(input_ids, key, places), input_ids)
+        return MaskedTokens(shown, *self._fill_slots(input_ids, selected))
+
+    def _replace(self, input_ids: Ints, key: tuple[int, Ints, Ints], places: Ints) -> Ints:
+        """Return what would be shown at each place if it were selected: [MASK], a random token, or itself."""
+        split = uniform(*key, _SPLIT, places)
+        ordinary = np.flatnonzero(~self.is_special)
+        drawn = ordinary[random_bits(*key, _REPLACEMENT, places) % np.uint64(len(ordinary))]
+        hidden, changed = self.config.mask_token_fraction, self.config.random_token_fraction
+        return np.where(split < hidden, self.mask_id, np.where(split < hidden + changed, drawn, input_ids))
+
+    def _fill_slots(self, input_ids: Ints, selected: Bools) -> tuple[Ints, Ints]:
+        shape = len(input_ids), self.slots(input_ids.shape[1])
+        positions, labels = np.zeros(shape, np.int64), np.full(shape, IGNORE_INDEX, np.int64)
+        row, place = np.nonzero(selected)
+        slot = (np.cumsum(selected, axis=1) - 1)[row, place]
+        positions[row, slot] = place
+        labels[row, slot] = input_ids[row, place]
+        return positions, labels
+
+
+def _select_tokens(masking: Masking, ids: Ints, maskable: Bools, budget: Ints, order: Floats) -> Bools:
+    """Take the first `budget` maskable tokens in random order."""
+    ranked = np.argsort(np.where(maskable, order, np.inf), axis=1, kind="stable")
+    selected = np.zeros(maskable.shape, bool)
+    np.put_along_axis(selected, ranked, np.arange(ids.shape[1])[None, :] < budget[:, None], axis=1)
+    return selected
+
+
+def _select_words(masking: Masking, ids: Ints, maskable: Bools, budget: Ints, order: Floats) -> Bools:
+    """Take whole words in random order as long as they fit; special tokens end a word."""
+    assert masking.starts_word is not None, "whole_word masking needs starts_word"
+    before = np.pad(maskable, ((0, 0), (1, 0)))[:, :-1]
+    begins = maskable & (masking.starts_word[ids] | ~before)
+    selected = np.zeros(maskable.shape, bool)
+    for row in range(len(ids)):
+        first = np.flatnonzero(begins[row])
+        if not len(first):
+            continue
+        # A word ends where the next begins or where the next special token stands.
+        stops = np.flatnonzero(begins[row] | ~maskable[row])
+        after = np.append(stops, ids.shape[1])[np.searchsorted(stops, first, side="right")]
+        words = sorted(zip(order[row, first], first, after, strict=True))
+        left = int(budget[row])
+        for _, start, end in words:
+            if end - start <= left:
+                selected[row, start:end] = True
+                left -= int(end - start)
+        if left == budget[row]:  # every word is longer than the budget: hide one that the slots can hold, or cut one
+            slots = masking.slots(ids.shape[1])
+            start, end = next(((a, b) for _, a, b in words if b - a <= slots), (words[0][1], words[0][1] + left))
+            selected[row, start:end] = True
+    return selected
+
+
+def _select_spans(masking: Masking, ids: Ints, maskable: Bools, budget: Ints, order: Floats) -> Bools:
+    """Take runs of geometric length at random places; the last one is cut to fit."""
+    fraction = (order * 2**26) % 1.0  # low bits of the order draw, independent of its rank
+    length = 1 + np.floor(np.log1p(-fraction) / math.log1p(-SPAN_STOP_RATE)).astype(np.int64)
+    length = np.minimum(length, MAX_SPAN)
+    selected = np.zeros(maskable.shape, bool)
+    for row in range(len(ids)):
+        left = int(budget[row])
+        for start in np.argsort(order[row], kind="stable"):
+            end = start
+            stop = min(start + min(int(length[row, start]), left), ids.shape[1])
+            while end < stop and maskable[row, end] and not selected[row, end]:
+                end += 1
+            selected[row, start:end] = True
+            left -= int(end - start)
+            if not left:
+                break
+    return selected
+
+
+_SELECTORS: dict[str, Callable[[Masking, Ints, Bools, Ints, Floats], Bools]] = {
+    "token": _select_tokens,
+    "whole_word": _select_words,
+    "span": _select_spans,
+}

@@ -1,0 +1,94 @@
+"""Bidirectional multi-head self-attention.
+
+- one fused projection for queries, keys and values
+- two ways to the same numbers: plain batched matrix products, which are faster on a CPU, and torch's fused
+  kernels elsewhere
+- what depends on the positions alone is computed once per forward pass, by the encoder, and handed in
+
+Vaswani et al. 2017 (arXiv:1706.03762), sec. 3.2.
+
+Sizes: B batch, S sequence, D hidden, H heads, K head width (D = H * K).
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mlm.config.model import ModelConfig
+from mlm.model.positions import Rotation, apply_rotary
+
+
+class FusedLinear(nn.Linear):
+    """`num_blocks` projections of the same input, stacked into one matrix along the output.
+
+    An optimizer that treats a matrix as a whole (Muon) has to treat each block by itself: see `fused_blocks`.
+    """
+
+    def __init__(self, in_features: int, block_features: int, num_blocks: int, bias: bool) -> None:
+        super().__init__(in_features, num_blocks * block_features, bias=bias)
+        self.num_blocks = num_blocks
+
+
+def fused_blocks(model: nn.Module) -> dict[str, int]:
+    """Return how many blocks each fused weight stacks, by its name in `model.named_parameters()`."""
+    fused = {name: module for name, module in model.named_modules() if isinstance(module, FusedLinear)}
+    return {f"{name}.weight": module.num_blocks for name, module in fused.items()}
+
+
+class SelfAttention(nn.Module):
+    """Every token gathers from the tokens it may see."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        D = config.hidden_size
+        self.num_heads = config.num_attention_heads
+        self.dropout = config.attention_dropout
+        self.query_key_value = FusedLinear(D, D, 3, bias=config.attention_bias)
+        self.output = nn.Linear(D, D, bias=config.attention_bias)
+
+    def forward(self, hidden: Tensor, bias: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+        """Return the attended states.
+
+        Args:
+            hidden: (B, S, D) float.
+            bias: (B, 1, S, S) float added to the scores, see `document_bias`; None: nothing.
+            rotation: see `RotaryEmbedding`; None: no rotation.
+
+        Returns:
+            (B, S, D) float.
+        """
+        B, S, D = hidden.shape
+        fused = self.query_key_value(hidden).view(B, S, 3, self.num_heads, D // self.num_heads)
+        # contiguous: one copy here spares slower strided ones in the rotation and in the products
+        query, key, value = fused.permute(2, 0, 3, 1, 4).contiguous().unbind(0)  # each (B, H, S, K)
+        if rotation is not None:
+            query, key = apply_rotary(query, rotation), apply_rotary(key, rotation)
+        attend = attend_by_matmul if hidden.device.type == "cpu" else attend_by_kernel
+        context = attend(query, key, value, bias, self.dropout if self.training else 0.0)
+        return self.output(context.transpose(1, 2).reshape(B, S, D))
+
+
+def attend_by_matmul(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dropout: float
+) -> Tensor:
+    """Return softmax(query key^T / sqrt(K) + bias) value, written out.
+
+    Args:
+        query: (B, H, S, K) float; key, value and the result have the same shape.
+        key: what the queries are compared with.
+        value: what is averaged.
+        bias: (B, 1, S, S) float added to the scores; None: nothing.
+        dropout: share of the attention weights that is dropped.
+    """
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)  # (B, H, S, S)
+    if bias is not None:
+        scores = scores + bias
+    return F.dropout(scores.softmax(dim=-1), dropout) @ value
+
+
+def attend_by_kernel(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dropout: float
+) -> Tensor:
+    """Return the same as `attend_by_matmul`, computed by one fused kernel."""
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)

@@ -1,0 +1,106 @@
+"""The encoder: token ids in, one vector a token out.
+
+- modern (Warner et al. 2024, arXiv:2412.13663): tokens -> norm -> pre-norm layers, rotary positions -> norm
+- classic (Devlin et al. 2019, arXiv:1810.04805): tokens + positions + types -> norm -> post-norm layers
+- everything in between is a switch of `ModelConfig`
+
+Sizes: B batch, S sequence, D hidden, H heads, K head width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mlm.config.errors import InputError
+from mlm.config.model import ModelConfig
+from mlm.model.layers import EncoderLayer, build_norm
+from mlm.model.positions import RotaryEmbedding, document_bias, document_positions
+
+
+class Embeddings(nn.Module):
+    """Sum of the tables, normalised."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        D = config.hidden_size
+        assert config.vocab_size, "ModelConfig.resolve() fixes vocab_size before a model is built"
+        self.token = nn.Embedding(config.vocab_size, D)
+        self.position: nn.Embedding | None = None
+        self.token_type: nn.Embedding | None = None
+        if config.position_embedding == "learned":
+            assert config.max_position_embeddings, "ModelConfig.resolve() fixes max_position_embeddings"
+            self.position = nn.Embedding(config.max_position_embeddings, D)
+        if config.type_vocab_size:
+            self.token_type = nn.Embedding(config.type_vocab_size, D)
+        self.norm = build_norm(config)
+        self.dropout = nn.Dropout(config.embedding_dropout)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """Return (B, S, D).
+
+        Args:
+            input_ids: (B, S) int64.
+            positions: (1 or B, S) int64, unused without a table of positions.
+            token_type_ids: (B, S) int64, unused without a table of types; None: all 0.
+        """
+        hidden = self.token(input_ids)
+        if self.position is not None:
+            hidden = hidden + self.position(positions)
+        if self.token_type is not None:
+            types = torch.zeros_like(positions) if token_type_ids is None else token_type_ids
+            hidden = hidden + self.token_type(types)
+        return self.dropout(self.norm(hidden))
+
+
+class Encoder(nn.Module):
+    """Embeddings and a stack of layers."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = Embeddings(config)
+        self.rotary = RotaryEmbedding(config) if config.position_embedding == "rotary" else None
+        pre_norm = config.norm_position == "pre"
+        self.layers = nn.ModuleList(
+            EncoderLayer(config, attention_norm=index > 0 or config.first_attention_norm or not pre_norm)
+            for index in range(config.num_hidden_layers)
+        )
+        self.final_norm = build_norm(config) if pre_norm else nn.Identity()
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """Encode a batch of rows.
+
+        Args:
+            input_ids: (B, S) int64.
+            attention_mask: (B, S) integer or bool, the document of each token, 0 = padding: a 0/1 mask is one
+                document a row, 1..n are n that do not see each other. None: one document, no padding.
+            token_type_ids: (B, S) int64; None: all 0.
+
+        Returns:
+            (B, S, D) float.
+
+        Raises:
+            InputError: the rows are longer than `model.max_position_embeddings`.
+        """
+        S, longest = input_ids.shape[1], self.config.max_position_embeddings
+        if longest is not None and longest < S:
+            raise InputError(f"a row of {S} tokens exceeds the model's max_position_embeddings={longest}")
+        dtype = _compute_dtype(self.embeddings.token.weight)
+        if attention_mask is None:
+            bias, positions = None, torch.arange(S, device=input_ids.device)[None]
+        else:
+            bias, positions = document_bias(attention_mask, dtype), document_positions(attention_mask)
+        rotation = None if self.rotary is None else self.rotary(positions, dtype)
+        hidden = self.embeddings(input_ids, positions, token_type_ids)
+        for layer in self.layers:
+            hidden = layer(hidden, bias, rotation)
+        return self.final_norm(hidden)
+
+
+def _compute_dtype(weight: Tensor) -> torch.dtype:
+    """The type matrix products are computed in: autocast's where it is on."""
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype

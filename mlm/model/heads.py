@@ -1,0 +1,83 @@
+"""What stands on top of the encoder.
+
+- the masked-LM head looks at the M masked positions only, because the vocabulary makes it the widest layer
+- the output matrix is the token embedding table itself (tied); only a bias over the vocabulary is added
+
+Sizes: B batch, S sequence, M masked positions a row, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mlm.config.model import ModelConfig
+from mlm.model.encoder import Encoder
+from mlm.model.layers import build_norm, init_weights
+
+UNUSED_ID_BIAS = -1e4
+"""Output bias of ids that no token has: its exponential is 0, and it is finite in every float type."""
+
+
+class MaskedLMHead(nn.Module):
+    """Transform, then compare with every token embedding."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.vocab_size, "ModelConfig.resolve() fixes vocab_size before a model is built"
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
+        self.norm = build_norm(config)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, hidden: Tensor, token_table: Tensor) -> Tensor:
+        """Return logits (..., V).
+
+        Args:
+            hidden: (..., D) float.
+            token_table: (V, D) float, the embedding table of the tokens.
+        """
+        return F.linear(self.norm(F.gelu(self.dense(hidden))), token_table, self.bias)
+
+
+class MaskedLM(nn.Module):
+    """Encoder and masked-LM head."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.head = MaskedLMHead(config)
+        init_weights(self, config.initializer_range)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        masked_positions: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Return the logits of the masked positions, or of all.
+
+        Args:
+            input_ids: (B, S) int64.
+            attention_mask: (B, S) integer or bool document numbers, 0 = padding; see `Encoder.forward`.
+            masked_positions: (B, M) int64 indices into the row; None: every position.
+            token_type_ids: (B, S) int64; None: all 0.
+
+        Returns:
+            (B, M, V) float, or (B, S, V) without `masked_positions`.
+        """
+        hidden = self.encoder(input_ids, attention_mask, token_type_ids)
+        if masked_positions is not None:
+            hidden = hidden.take_along_dim(masked_positions[..., None], dim=1)  # (B, M, D)
+        return self.head(hidden, self.encoder.embeddings.token.weight)
+
+
+@torch.no_grad()
+def rule_out_unused_ids(model: MaskedLM, num_tokens: int) -> None:
+    """Set the output bias of the ids from `num_tokens` on, which only pad the tables, to UNUSED_ID_BIAS.
+
+    Their probability is then exactly 0, and so is their gradient: training neither sees nor moves them.
+    """
+    model.head.bias[num_tokens:] = UNUSED_ID_BIAS

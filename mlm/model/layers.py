@@ -1,0 +1,90 @@
+"""The parts an encoder layer is made of, and the layer itself.
+
+- norms stand before each sublayer (pre) or after each sum (post), Xiong et al. 2020 (arXiv:2002.04745)
+- the feed-forward part is plain, or gated: act(a) * b (Shazeer 2020, arXiv:2002.05202)
+- all initial values are set in one place, `init_weights`
+
+Sizes: B batch, S sequence, D hidden, F feed-forward width.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mlm.config.model import ModelConfig
+from mlm.model.attention import FusedLinear, SelfAttention
+from mlm.model.positions import Rotation
+
+ACTIVATIONS = {"gelu": F.gelu, "geglu": F.gelu}
+"""Non-linearity of each `ModelConfig.activation`, a gated one's of its gate; GELU is the exact, erf form."""
+
+
+def build_norm(config: ModelConfig) -> nn.LayerNorm:
+    """Return a normalisation layer over the hidden size."""
+    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
+
+
+class FeedForward(nn.Module):
+    """down(act(up(x)))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[config.activation]
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map (B, S, D) to (B, S, D), each token by itself."""
+        return self.down(self.activation(self.up(hidden)))
+
+
+class GatedFeedForward(nn.Module):
+    """down(act(gate(x)) * up(x)), gate and up fused."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[config.activation]
+        self.gate_up = FusedLinear(config.hidden_size, config.intermediate_size, 2, bias=config.mlp_bias)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map (B, S, D) to (B, S, D), each token by itself."""
+        gate, up = self.gate_up(hidden).chunk(2, dim=-1)  # each (B, S, F)
+        return self.down(self.activation(gate) * up)
+
+
+class EncoderLayer(nn.Module):
+    """Attention, then feed-forward, each around a residual connection."""
+
+    def __init__(self, config: ModelConfig, attention_norm: bool = True) -> None:
+        super().__init__()
+        self.pre_norm = config.norm_position == "pre"
+        self.attention = SelfAttention(config)
+        self.attention_norm = build_norm(config) if attention_norm else nn.Identity()
+        self.feed_forward = GatedFeedForward(config) if config.gated else FeedForward(config)
+        self.feed_forward_norm = build_norm(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, hidden: Tensor, bias: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+        """Map (B, S, D) to (B, S, D); `bias` and `rotation` as in `SelfAttention.forward`."""
+        if self.pre_norm:
+            hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), bias, rotation))
+            return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
+        hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, bias, rotation)))
+        return self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden)))
+
+
+def init_weights(model: nn.Module, std: float) -> None:
+    """Set every initial value of `model`, in place: the only place that does.
+
+    Matrices and tables are normal with deviation `std`, cut at two of it; biases are 0, norms 1.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+        if isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)

@@ -1,0 +1,188 @@
+"""One optimizer for the whole model: AdamW, or Muon on the hidden matrices and AdamW on the rest.
+
+- Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) replaces a matrix's momentum by the nearest
+  orthogonal matrix; scaled by 0.2 * sqrt(longer side), its updates have AdamW's size and share its learning rate
+  (Liu et al. 2025, arXiv:2502.16982)
+- a weight that stacks several projections (query, key, value; gate and value) is orthogonalised block by block
+- weight decay acts on matrices only
+- every parameter group carries `peak_lr`; the schedule sets `lr` to a share of it before each step
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mlm.config.training import OptimizerConfig
+
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+
+
+def newton_schulz(matrices: Tensor, eps: float = 1e-7) -> Tensor:
+    """Return roughly the nearest orthogonal matrices, singular values in about [0.7, 1.2], in bfloat16.
+
+    Args:
+        matrices: (n, rows, columns).
+        eps: lower bound of the norm divided by.
+    """
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
+    tall = matrices.size(1) > matrices.size(2)
+    x = matrices.mT if tall else matrices
+    x = x.bfloat16()
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised; every parameter is a matrix of `num_blocks` stacked blocks of equal height.
+
+    Args:
+        groups: parameter groups; `num_blocks` of a group holds for all its parameters.
+        momentum: Nesterov momentum.
+        weight_decay: decoupled.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], momentum: float, weight_decay: float):
+        super().__init__(
+            groups, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay, "num_blocks": 1}
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        """Update every parameter that has a gradient."""
+        loss = _evaluate(closure)
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape[parameter.shape].append(parameter)
+            for parameters in by_shape.values():
+                self._update(parameters, group)
+        return loss
+
+    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """Update parameters of one shape together: one batched product is faster than several small ones."""
+        num_blocks, momentum = group["num_blocks"], group["momentum"]
+        rows, columns = parameters[0].size(0) // num_blocks, parameters[0].size(1)
+        directions = []
+        for parameter in parameters:
+            buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+            buffer.lerp_(parameter.grad, 1 - momentum)
+            directions.append(parameter.grad.lerp(buffer, momentum).view(num_blocks, rows, columns))
+        updates = newton_schulz(torch.cat(directions)).to(parameters[0].dtype)
+        scale = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
+        for parameter, update in zip(parameters, updates.split(num_blocks), strict=True):
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            parameter.add_(update.reshape(parameter.shape), alpha=-scale)
+
+
+class CombinedOptimizer(torch.optim.Optimizer):
+    """Several optimizers behind the interface of one: Lightning, clipping and checkpoints see a single list."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer):
+        self.optimizers = optimizers
+        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
+        self._share_groups()
+
+    def _share_groups(self) -> None:
+        # The very same dictionaries: a learning rate set here is the one the part uses.
+        self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        """Step each optimizer."""
+        loss = _evaluate(closure)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of each optimizer."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the parts, in order."""
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        self._share_groups()
+
+    @property
+    def state(self) -> dict[Tensor, Any]:
+        """The state of every parameter, merged."""
+        return {key: value for optimizer in self.optimizers for key, value in optimizer.state.items()}
+
+    @state.setter
+    def state(self, value: object) -> None:
+        pass  # the base class sets an empty state; ours lives in the parts
+
+
+def _evaluate(closure: Callable[[], Tensor] | None) -> Tensor | None:
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def param_groups(
+    model: nn.Module, config: OptimizerConfig, num_blocks: dict[str, int]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the groups for Muon and for AdamW; every trainable parameter is in exactly one.
+
+    Args:
+        model: whose linear layers' weights are the hidden matrices (embeddings are not linear layers).
+        config: names the optimizer.
+        num_blocks: how many projections a fused weight stacks, by parameter name; 1 where it is not named.
+    """
+    hidden = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    matrices: dict[int, list[nn.Parameter]] = defaultdict(list)
+    decayed, plain = [], []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if config.name == "muon" and name in hidden:
+            matrices[num_blocks.get(name, 1)].append(parameter)
+        else:
+            (decayed if parameter.ndim >= 2 else plain).append(parameter)
+    muon_lr = config.lr if config.muon_lr is None else config.muon_lr
+    muon = [{"params": found, "num_blocks": count, "peak_lr": muon_lr} for count, found in matrices.items()]
+    adamw = [
+        {"params": decayed, "peak_lr": config.lr, "weight_decay": config.weight_decay},
+        {"params": plain, "peak_lr": config.lr, "weight_decay": 0.0},
+    ]
+    return muon, [group for group in adamw if group["params"]]
+
+
+def build_optimizer(
+    model: nn.Module, config: OptimizerConfig, num_blocks: dict[str, int] | None = None
+) -> torch.optim.Optimizer:
+    """Build the optimizer; learning rates are 0 until `set_learning_rate` is called.
+
+    Args:
+        model: the parameters.
+        config: which optimizer and its constants.
+        num_blocks: see `param_groups`.
+    """
+    muon, adamw = param_groups(model, config, num_blocks or {})
+    rest = torch.optim.AdamW(adamw, lr=0.0, betas=config.betas, eps=config.eps, fused=True)
+    if not muon:
+        return rest
+    return CombinedOptimizer(Muon(muon, config.momentum, config.weight_decay), rest)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set every group's learning rate to `factor` of its peak."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak_lr"] * factor

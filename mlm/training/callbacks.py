@@ -1,0 +1,245 @@
+"""What happens around the optimizer steps; each callback has one job.
+
+They act after optimizer steps, never between the micro-batches of one, in the order `pretrain` lists them:
+count, plan, validate, record, stop on a signal, save, show.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from mlm.config.training import TrainerConfig
+from mlm.data.collate import MaskedBatch
+from mlm.evaluation.masked_lm import MaskedLMScores, score_batches
+from mlm.training.checkpoint import checkpoint_path
+
+log = logging.getLogger(__name__)
+
+PLANNING_STEPS = range(5, 15)
+"""Steps whose duration fixes the length of a time-limited run, if they take at least PLANNING_TIME of it."""
+PLANNING_TIME = 0.03
+"""Share of the time limit that the measured steps last at least."""
+PLANNED_SHARE = 0.97
+"""Share of the time limit that is planned for: the rest absorbs slower stretches and the last checkpoint."""
+
+
+@dataclass
+class Progress:
+    """How far a run has come: with weights and optimizer state, all that a resume needs; plain numbers only."""
+
+    rows: int = 0
+    """Rows trained on."""
+    tokens: int = 0
+    """Tokens trained on, padding not counted."""
+    elapsed_s: float = 0.0
+    """Seconds of training, over all resumes, validation included."""
+    planned_steps: int | None = None
+    """Length of the run in optimizer steps; None until a time-limited run has measured its throughput."""
+    first: dict[str, float] | None = None
+    """Validation scores before the first update."""
+    last: dict[str, float] | None = None
+    """Newest validation scores."""
+
+
+class StepCallback(pl.Callback):
+    """Calls `on_step_end` once after every optimizer step."""
+
+    _seen = 0
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        """Remember where the run (re)starts."""
+        self._seen = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Pass on the end of a micro-batch that ended an optimizer step."""
+        if trainer.global_step > self._seen:
+            self._seen = trainer.global_step
+            self.on_step_end(trainer, module)
+
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Act after an optimizer step."""
+
+
+class Clock(StepCallback):
+    """Counts rows, tokens and seconds; first in the list, so that the others see the new numbers."""
+
+    def __init__(self, progress: Progress, global_batch_size: int, tokens_in: Callable[[int, int], int]):
+        self.progress, self.global_batch_size, self.tokens_in = progress, global_batch_size, tokens_in
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        """Start counting where the earlier run stopped."""
+        super().on_train_start(trainer, module)
+        self.restart()
+
+    def restart(self) -> None:
+        """Let the time since the last reading pass uncounted."""
+        self._start = time.monotonic() - self.progress.elapsed_s
+
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Count."""
+        self.progress.tokens += self.tokens_in(self.progress.rows, self.global_batch_size)
+        self.progress.rows += self.global_batch_size
+        before = self.progress.elapsed_s
+        module.step_metrics["throughput/step_s"] = self.now() - before
+
+    def now(self) -> float:
+        """Return the seconds trained, up to this moment."""
+        self.progress.elapsed_s = time.monotonic() - self._start
+        return self.progress.elapsed_s
+
+
+class Validation(StepCallback):
+    """Scores the held-out rows before the first step, every few steps, and after the last one."""
+
+    def __init__(
+        self, progress: Progress, clock: Clock, batches: Callable[[], Iterable[MaskedBatch]], every: int
+    ):
+        self.progress, self.clock, self.batches, self.every = progress, clock, batches, every
+        self.duration_s = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        """Score the untrained model; its time is not counted as training."""
+        super().on_train_start(trainer, module)
+        if self.progress.first is None:
+            start = time.monotonic()
+            self.progress.first = self._score(trainer, module)
+            self.duration_s = time.monotonic() - start
+        self.clock.restart()
+
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Score if it is time, or if this was the last step."""
+        if trainer.global_step % self.every == 0 or trainer.should_stop:
+            self.progress.last = self._score(trainer, module)
+            self.clock.now()
+
+    def _score(self, trainer: pl.Trainer, module: Any) -> dict[str, float]:
+        module.eval()
+        with trainer.precision_plugin.forward_context():
+            sums = score_batches(module.model, self.batches(), module.device)
+        module.train()
+        scores = MaskedLMScores.from_sums(trainer.strategy.reduce(sums, reduce_op="sum")).metrics()
+        module.step_metrics |= {f"val/{name}": value for name, value in scores.items()}
+        return scores
+
+
+class Budget(StepCallback):
+    """Fixes the length of the run in steps, and ends it at the first bound reached."""
+
+    def __init__(self, config: TrainerConfig, progress: Progress, clock: Clock, tokens_per_step: float):
+        self.config, self.progress, self.clock = config, progress, clock
+        steps = [config.max_steps or math.inf, (config.max_tokens or math.inf) / tokens_per_step]
+        self.allowed_steps = min(steps)
+        """Steps that max_steps and max_tokens allow."""
+        self.overhead_s = 0.0
+        """Seconds per step beside the step itself: its share of a validation."""
+        self.reason: str | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        """Plan the steps that are known from the start."""
+        super().on_train_start(trainer, module)
+        self._first = (trainer.global_step, self.progress.elapsed_s)
+        if self.config.max_time is None:
+            self.progress.planned_steps = math.ceil(self.allowed_steps)
+
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Plan once the throughput is known; stop where a bound is reached."""
+        done = trainer.global_step
+        if self.progress.planned_steps is None:
+            self._plan(done)
+        self.reason = self._reached(done)
+        trainer.should_stop = trainer.should_stop or self.reason is not None
+
+    def _plan(self, done: int) -> None:
+        """Fix the number of steps from the steps of an early window; it is stored and never changes again."""
+        limit = self.config.max_seconds
+        assert limit is not None, "a run without a time limit is planned at its start"
+        if done <= PLANNING_STEPS.start:
+            self._first = (done, self.progress.elapsed_s)
+            return
+        first_step, first_s = self._first
+        window_s = self.progress.elapsed_s - first_s
+        if done >= PLANNING_STEPS.stop and window_s >= PLANNING_TIME * limit:
+            step_s = window_s / (done - first_step) + self.overhead_s
+            affordable = done + (limit * PLANNED_SHARE - self.progress.elapsed_s) / step_s
+            self.progress.planned_steps = max(int(min(affordable, math.ceil(self.allowed_steps))), done + 1)
+            log.info("%s allows %s steps", self.config.max_time, f"{self.progress.planned_steps:,}")
+
+    def _reached(self, done: int) -> str | None:
+        """Name the bound that is reached, if one is."""
+        config, planned = self.config, self.progress.planned_steps
+        if config.max_steps is not None and done >= config.max_steps:
+            return f"trainer.max_steps={config.max_steps}"
+        if config.max_tokens is not None and (
+            self.progress.tokens >= config.max_tokens or done >= self.allowed_steps
+        ):
+            return f"trainer.max_tokens={config.max_tokens}"
+        if config.max_seconds is not None and (planned == done or self.clock.now() >= config.max_seconds):
+            return f"trainer.max_time={config.max_time}"
+        return None
+
+
+class CheckpointSaver(StepCallback):
+    """Saves every few steps and after the last one; keeps the newest checkpoint."""
+
+    def __init__(self, folder: Path, clock: Clock, every: int):
+        self.folder, self.clock, self.every = folder, clock, every
+
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Save if it is time, then remove the older ones."""
+        if trainer.global_step % self.every and not trainer.should_stop:
+            return
+        self.clock.now()
+        path = checkpoint_path(self.folder, trainer.global_step)
+        trainer.save_checkpoint(path)
+        if trainer.is_global_zero:
+            for other in self.folder.glob("step-*.ckpt"):
+                if other != path:
+                    other.unlink()
+
+
+class GracefulStop(StepCallback):
+    """On SIGTERM or SIGINT, ends the run after the current step; the saver then keeps it.
+
+    Installed when training starts, after Lightning's own handlers, which would save nothing.
+    """
+
+    signal: int | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        """Install the handlers."""
+        super().on_train_start(trainer, module)
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        self._previous = {number: signal.signal(number, self._note) for number in numbers}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:  # asked twice: the user does not want to wait
+            os._exit(128 + number)
+        self.signal = number
+
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Stop all ranks together as soon as one was signalled."""
+        number = torch.tensor(float(self.signal or 0), device=module.device)
+        if trainer.world_size > 1:
+            number = trainer.strategy.reduce(number, reduce_op="max")
+        if self.signal is not None or (trainer.world_size > 1 and number.item()):
+            self.signal = int(number.item())
+            trainer.should_stop = True
+
+    def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
+        """Give the handlers back."""
+        for number, handler in getattr(self, "_previous", {}).items():
+            signal.signal(number, handler)

@@ -1,0 +1,82 @@
+"""The batches of a pretraining run, for Lightning: which rows, masked how, from where the run stands."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+import numpy as np
+from torch.utils.data import DataLoader
+
+from mlm.config.experiment import PretrainConfig
+from mlm.data.collate import MaskedBatch, MaskedRows, build_masking
+from mlm.data.corpus import Corpus
+from mlm.data.sampler import TrainingSampler
+from mlm.evaluation.masked_lm import frozen_batches
+from mlm.training.callbacks import Progress
+
+
+class PretrainDataModule(pl.LightningDataModule):
+    """Brings the batches of this rank.
+
+    Args:
+        corpus: the prepared text.
+        config: masking, batch size and seed.
+        progress: tells where to go on.
+    """
+
+    def __init__(self, corpus: Corpus, config: PretrainConfig, progress: Progress):
+        super().__init__()
+        self.corpus, self.config, self.progress = corpus, config, progress
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Rows per pass on one device."""
+        assert self.trainer is not None
+        passes = self.trainer.world_size * self.trainer.accumulate_grad_batches
+        return self.config.trainer.global_batch_size // passes
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of an optimizer step, on average."""
+        train = self.corpus.train
+        return train.num_tokens(np.arange(len(train))) / len(train) * self.config.trainer.global_batch_size
+
+    def sampler(self, rank: int, world_size: int, micro_batch_size: int) -> TrainingSampler:
+        """Return the order of the rows for one rank, from where the run stands."""
+        return TrainingSampler(
+            num_rows=len(self.corpus.train),
+            seed=self.config.seed,
+            global_batch_size=self.config.trainer.global_batch_size,
+            micro_batch_size=micro_batch_size,
+            rank=rank,
+            world_size=world_size,
+            rows_consumed=self.progress.rows,
+        )
+
+    def train_dataloader(self) -> DataLoader[MaskedBatch]:
+        """Return the training batches, without end."""
+        assert self.trainer is not None
+        workers = self.config.data.num_workers
+        on_gpu = self.trainer.strategy.root_device.type == "cuda"
+        masking = build_masking(self.config.masking, self.config.masking.mask_rate, self.corpus.tokenizer)
+        return DataLoader(
+            MaskedRows(self.corpus.train, masking, self.config.seed),
+            sampler=self.sampler(self.trainer.global_rank, self.trainer.world_size, self.micro_batch_size),
+            batch_size=None,
+            num_workers=(2 if on_gpu else 0) if workers is None else workers,
+            pin_memory=on_gpu,
+        )
+
+    def val_dataloader(self) -> DataLoader[MaskedBatch]:
+        """Return the held-out rows of this rank, with frozen masks."""
+        assert self.trainer is not None
+        masking = build_masking(
+            self.config.masking, self.config.masking.validation_mask_rate, self.corpus.tokenizer
+        )
+        rank, world_size = self.trainer.global_rank, self.trainer.world_size
+        return frozen_batches(self.corpus.validation, masking, self.micro_batch_size, rank, world_size)
+
+    def tokens_in(self, first: int, count: int) -> int:
+        """Return the tokens in rows number `first` to `first + count` of the run."""
+        return self.corpus.train.num_tokens(
+            self.sampler(0, 1, count).rows(np.arange(first, first + count)).rows
+        )

@@ -1,0 +1,207 @@
+"""Pretraining: the module that computes the loss, the module that brings the data, and the run around them.
+
+The gradient of a step is that of the mean loss over the masked tokens of the *global* batch: every pass back-propagates
+a sum, and the accumulated gradients are divided once, by the tokens masked over all passes and ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from mlm.config.errors import InputError
+from mlm.config.experiment import PretrainConfig
+from mlm.config.parse import save_config, to_plain
+from mlm.counter import random_bits
+from mlm.data.collate import MaskedBatch
+from mlm.data.corpus import Corpus, prepare_corpus
+from mlm.hub.pretrained import load_pretrained
+from mlm.model.attention import fused_blocks
+from mlm.model.heads import MaskedLM, rule_out_unused_ids
+from mlm.model.loss import summed_cross_entropy
+from mlm.optim.optimizer import build_optimizer, set_learning_rate
+from mlm.optim.schedule import learning_rate_factor
+from mlm.tokenizer import tokenizer_digest
+from mlm.training.callbacks import Budget, CheckpointSaver, Clock, GracefulStop, Progress, Validation
+from mlm.training.checkpoint import find_checkpoint
+from mlm.training.datamodule import PretrainDataModule
+from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker
+from mlm.training.summary import finish_run
+from mlm.training.trainer import build_trainer
+
+UNPLANNED_STEPS = 1000
+"""Length the schedule assumes during the few steps before a time-limited run knows its own."""
+
+log = logging.getLogger(__name__)
+
+
+class PretrainModule(pl.LightningModule):
+    """A masked language model with its loss, optimizer and schedule.
+
+    Args:
+        model: what is trained.
+        config: optimizer, schedule and seed.
+        progress: the run's counters, saved with every checkpoint.
+        identity: what a checkpoint must agree on with the run that resumes it.
+    """
+
+    def __init__(self, model: MaskedLM, config: PretrainConfig, progress: Progress, identity: dict[str, Any]):
+        super().__init__()
+        self.model, self.config, self.progress, self.identity = model, config, progress, identity
+        self.step_metrics: dict[str, Any] = {}
+        self.last_loss: Tensor | float = math.nan
+        self._loss_sum: Tensor | float = 0.0
+        self._num_masked = 0
+        self._has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
+        self._has_dropout = self._has_dropout or model.config.attention_dropout > 0
+
+    def training_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:
+        """Return the summed loss of the masked tokens of one micro-batch."""
+        if self._has_dropout:
+            # Drawn from the place in the run, so that a resumed run drops the same units.
+            bits = random_bits(self.config.seed, self.progress.rows, batch_idx, self.global_rank)
+            torch.manual_seed(int(bits.item()) >> 1)
+        logits = self.model(batch["input_ids"], batch["attention_mask"], batch["masked_positions"])
+        loss = summed_cross_entropy(logits, batch["labels"])
+        self._loss_sum = self._loss_sum + loss.detach()
+        self._num_masked += batch["num_masked"]
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Turn accumulated sums into the gradient of the mean, clip it, and set the learning rate."""
+        sums = torch.stack(
+            [torch.as_tensor(self._loss_sum), torch.tensor(self._num_masked, device=self.device)]
+        )
+        loss_sum, num_masked = self.trainer.strategy.reduce(sums, reduce_op="sum")
+        self._loss_sum, self._num_masked = 0.0, 0
+        # Lightning divided each loss by the passes of the step, and DDP averaged over the ranks.
+        undo = self.trainer.accumulate_grad_batches * self.trainer.world_size
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = rescale_and_clip(gradients, undo / num_masked.clamp(min=1), self.config.optimizer.clip_norm)
+        total = self.progress.planned_steps or UNPLANNED_STEPS
+        factor = learning_rate_factor(self.config.schedule, min(self.global_step, total - 1), total)
+        set_learning_rate(optimizer, factor)
+        self.last_loss = loss_sum / num_masked.clamp(min=1)
+        self.step_metrics |= {
+            "train/loss": self.last_loss,
+            "optim/lr": factor * self.config.optimizer.lr,
+            "optim/grad_norm": norm,
+        }
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Build the optimizer."""
+        return build_optimizer(self.model, self.config.optimizer, fused_blocks(self.model))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add counters and identity."""
+        checkpoint["progress"], checkpoint["identity"] = asdict(self.progress), self.identity
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the counters; refuse a checkpoint of another model, tokenizer or corpus."""
+        for name, mine in self.identity.items():
+            theirs = checkpoint.get("identity", {}).get(name)
+            if theirs != mine:
+                raise InputError(
+                    f"cannot resume: {name} is {mine}, but the checkpoint was trained with {theirs}"
+                )
+        for name, value in checkpoint["progress"].items():
+            setattr(self.progress, name, value)
+
+
+def rescale_and_clip(gradients: list[Tensor], scale: Tensor, clip_norm: float) -> Tensor:
+    """Multiply gradients by `scale`, then shrink them to `clip_norm` if they are longer; 0 means no bound.
+
+    Returns:
+        The norm after scaling and before clipping, a scalar.
+    """
+    norm = torch.nn.utils.get_total_norm(gradients) * scale
+    if clip_norm:
+        scale = scale * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_(gradients, scale)
+    return norm
+
+
+def pretrain(config: PretrainConfig) -> int:
+    """Run pretraining from text to a saved model, or go on with a stopped run.
+
+    Returns:
+        The exit status: 0, or 128 + the signal that stopped the run.
+
+    Raises:
+        InputError: something the user has to change; a run folder made for it is removed again.
+    """
+    folder = Path(config.runs_dir) / str(config.name)
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_config(config, folder / "config.yaml")
+    try:
+        corpus, model = prepare(config)
+        checkpoint = find_checkpoint(folder / "checkpoints")
+        if config.resume and checkpoint is None:
+            log.info("%s holds no whole checkpoint: starting at step 0", folder)
+        return train(config, folder, corpus, model, checkpoint)
+    except InputError:
+        if is_new:
+            shutil.rmtree(folder)
+        raise
+
+
+def prepare(config: PretrainConfig) -> tuple[Corpus, MaskedLM]:
+    """Prepare the corpus and build the model that fits its vocabulary, or load the one to start from."""
+    tokenizer = replace(config.tokenizer, path=config.init) if config.init else config.tokenizer
+    corpus = prepare_corpus(config.data, tokenizer)
+    size = corpus.tokenizer.get_vocab_size()
+    if config.init:
+        model = load_pretrained(config.init)
+        model.config.resolve(size, config.data.seq_len)
+    else:
+        torch.manual_seed(config.seed)
+        model = MaskedLM(config.model.resolve(size, config.data.seq_len))
+    rule_out_unused_ids(model, size)
+    return corpus, model
+
+
+def train(
+    config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM, checkpoint: Path | None
+) -> int:
+    """Train until a bound or a signal; see `pretrain`."""
+    progress = Progress()
+    identity = {
+        "corpus": corpus.store.folder.name,
+        "tokenizer": tokenizer_digest(corpus.tokenizer),
+        "seed": config.seed,
+        **{f"model.{name}": value for name, value in to_plain(model.config).items()},
+    }
+    module = PretrainModule(model, config, progress, identity)
+    data = PretrainDataModule(corpus, config, progress)
+    clock = Clock(progress, config.trainer.global_batch_size, data.tokens_in)
+    budget = Budget(config.trainer, progress, clock, data.tokens_per_step)
+    stop = GracefulStop()
+    callbacks = [
+        clock,
+        budget,
+        Validation(progress, clock, data.val_dataloader, config.trainer.val_every),
+        MetricsTable(folder / "metrics.csv", progress),
+        stop,
+        CheckpointSaver(folder / "checkpoints", clock, config.trainer.save_every),
+        ProgressBar(progress),
+    ]
+    trainer = build_trainer(config.trainer, folder, callbacks, build_tracker(config, folder))
+    trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+    if stop.signal is not None:
+        log.warning("stopped by signal %d after step %d", stop.signal, trainer.global_step)
+        log.warning(
+            "go on with: python train.py --resume --name %s --runs_dir %s", config.name, config.runs_dir
+        )
+        return 128 + stop.signal
+    if trainer.is_global_zero:
+        finish_run(config, folder, corpus, model, progress, trainer.global_step, str(budget.reason))
+    return 0

@@ -1,0 +1,129 @@
+"""The end of a run: the model folder, the curves, summary.json and what to do next."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from mlm.config.experiment import PretrainConfig
+from mlm.data.corpus import Corpus
+from mlm.hub.card import model_card
+from mlm.hub.pretrained import save_pretrained
+from mlm.model.heads import MaskedLM
+from mlm.plan import count_parameters
+from mlm.training.callbacks import Progress
+from mlm.training.reporting import read_metrics
+
+
+def finish_run(
+    config: PretrainConfig,
+    folder: Path,
+    corpus: Corpus,
+    model: MaskedLM,
+    progress: Progress,
+    steps: int,
+    reason: str,
+) -> None:
+    """Save model, curves and summary, and print the summary."""
+    assert progress.first and progress.last, "the first and the last step are validated"
+    summary = {
+        "loss_first": progress.first["loss"],
+        "val_loss": progress.last["loss"],
+        "val_perplexity": progress.last["perplexity"],
+        "val_masked_accuracy": progress.last["masked_accuracy"],
+        "unigram_entropy": corpus.unigram_entropy,
+        "vocab_size": corpus.tokenizer.get_vocab_size(),
+        "num_parameters": sum(count_parameters(model.config).values()),
+        "steps": steps,
+        "tokens": progress.tokens,
+        "elapsed_s": progress.elapsed_s,
+        "tokens_per_second": progress.tokens / progress.elapsed_s,
+        "model_dir": str(folder / "model"),
+        "stopped_by": reason,
+    }
+    save_pretrained(
+        folder / "model",
+        model,
+        corpus.tokenizer,
+        model_max_length=config.data.seq_len,
+        card=model_card(str(config.name), model.config, summary),
+    )
+    plot_losses(read_metrics(folder / "metrics.csv"), folder / "plots" / "loss.png", corpus.unigram_entropy)
+    write_summary(folder / "summary.json", summary)
+    print(closing_message(config, folder, summary, progress))
+
+
+def closing_message(config: PretrainConfig, folder: Path, summary: dict[str, Any], progress: Progress) -> str:
+    """Return what the run achieved, where things are, and the next commands."""
+    first, last = progress.first or {}, progress.last or {}
+    model = summary["model_dir"]
+    minutes, seconds = divmod(round(summary["elapsed_s"]), 60)
+    longer = f"--resume --name {config.name} --trainer.max_steps {2 * summary['steps']}"
+    if config.runs_dir != PretrainConfig.runs_dir:
+        longer += f" --runs_dir {config.runs_dir}"
+    return f"""
+{config.name}: {summary["steps"]:,} steps in {minutes} min {seconds} s, ended by {summary["stopped_by"]}
+
+validation           start        end
+  loss          {first["loss"]:10.3f} {last["loss"]:10.3f}   (ln V {math.log(summary["vocab_size"]):.3f}, \
+word counts alone {summary["unigram_entropy"]:.3f})
+  perplexity    {first["perplexity"]:10,.1f} {last["perplexity"]:10,.1f}
+  accuracy      {first["masked_accuracy"]:10.1%} {last["masked_accuracy"]:10.1%}   (masked tokens)
+
+tokens seen     {summary["tokens"]:,} at {summary["tokens_per_second"]:,.0f} tokens/s
+model           {model}  ({summary["num_parameters"]:,} parameters)
+curves          {folder / "plots" / "loss.png"}, {folder / "metrics.csv"}
+tracked run     {_tracked_run(folder)}
+
+next
+  fill a mask     mlm fill-mask --model {model} "the [MASK] of the function"
+  evaluate        mlm evaluate --model {model} --data.sources YOUR_TEXT.txt
+  train longer    python train.py {longer}
+  your own text   python train.py --data.sources YOUR_FOLDER"""
+
+
+def _tracked_run(folder: Path) -> str:
+    offline = sorted(folder.glob("wandb/offline-run-*"))
+    if offline:
+        return f"{offline[-1]}  (upload: wandb sync {offline[-1]})"
+    online = sorted(folder.glob("wandb/run-*-*"))
+    return str(online[-1]) if online else "none (logging.wandb=disabled)"
+
+
+def plot_losses(metrics: list[dict[str, Any]], path: Path, unigram_entropy: float) -> None:
+    """Draw training and validation loss over the tokens seen, and the learning rate below."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (loss, rate) = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=[4, 1])
+    for name, style in (("train/loss", {"lw": 0.7, "alpha": 0.7}), ("val/loss", {"marker": "o", "ms": 4})):
+        points = [(row["tokens"] / 1e6, row[name]) for row in metrics if name in row]
+        loss.plot(*zip(*points, strict=True), label=name, **style)
+    loss.axhline(unigram_entropy, ls=":", color="gray", label="word counts alone")
+    loss.set_ylabel("loss (nats per masked token)")
+    loss.grid(alpha=0.3)
+    loss.legend()
+    points = [(row["tokens"] / 1e6, row["optim/lr"]) for row in metrics if "optim/lr" in row]
+    rate.plot(*zip(*points, strict=True), color="gray")
+    rate.set_ylabel("learning rate")
+    rate.set_xlabel("million tokens")
+    rate.grid(alpha=0.3)
+    figure.tight_layout()
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def write_summary(path: Path, summary: dict[str, Any]) -> None:
+    """Write the summary as JSON; a number that JSON has no word for becomes null."""
+    plain = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in summary.items()
+    }
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(plain, indent=1) + "\n")
+    temporary.replace(path)

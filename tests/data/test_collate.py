@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+import torch
+
+from mlm.config.data import MaskingConfig
+from mlm.data.collate import MaskedRows, Rows, build_masking
+from mlm.data.packing import pack_documents
+from mlm.data.sampler import RowBatch
+from mlm.data.store import build_store
+from mlm.tokenizer import SpecialTokens, encode_documents
+
+SEQ_LEN = 24
+
+
+@pytest.fixture
+def rows_of(tmp_path, documents, tokenizer):
+    store = build_store(tmp_path / "store", documents, tokenizer)
+    special = SpecialTokens.from_tokenizer(tokenizer)
+
+    def build(packing):
+        return Rows(store, pack_documents(store.documents, SEQ_LEN, packing), special, SEQ_LEN, packing)
+
+    return build
+
+
+@pytest.mark.parametrize("packing", ["isolate", "concat", "none"])
+def test_rows_hold_the_documents_and_the_right_special_tokens(rows_of, documents, tokenizer, packing):
+    rows = rows_of(packing)
+    special = rows.special
+    ids, numbers = rows.render(np.arange(len(rows)))
+    ordinary = ids[~np.isin(ids, special.ids)]
+    expected = np.concatenate(encode_documents(tokenizer, documents))
+    assert np.array_equal(np.sort(ordinary), np.sort(expected))
+    for row, row_numbers in zip(ids, numbers, strict=True):
+        real = row[row_numbers > 0]
+        assert len(real) + (row == special.pad).sum() == SEQ_LEN
+        assert (row[len(real) :] == special.pad).all()
+        assert real[0] == special.cls
+        assert real[-1] == special.sep
+        pieces = row_numbers.max()
+        assert (row == special.cls).sum() == pieces
+        if packing != "concat":
+            assert (row == special.sep).sum() == pieces
+            assert pieces == 1 or packing == "isolate"
+        for number in range(1, pieces + 1):
+            inside = row[row_numbers == number]
+            assert inside[0] == special.cls
+            assert inside[-1] == special.sep
+    assert rows.num_tokens(np.arange(len(rows))) == (numbers > 0).sum()
+
+
+def test_concat_keeps_the_order_of_the_documents(rows_of, documents, tokenizer):
+    rows = rows_of("concat")
+    ids, _ = rows.render(np.arange(len(rows)))
+    expected = np.concatenate(encode_documents(tokenizer, documents))
+    assert np.array_equal(ids[~np.isin(ids, rows.special.ids)], expected)
+
+
+@pytest.mark.parametrize("strategy", ["token", "whole_word", "span"])
+def test_a_batch_has_the_same_keys_and_shapes_for_every_strategy(rows_of, tokenizer, strategy):
+    rows = rows_of("isolate")
+    masking = build_masking(MaskingConfig(strategy=strategy), 0.15, tokenizer)
+    batch = MaskedRows(rows, masking, seed=0)[RowBatch(np.zeros(4, np.int64), np.arange(4))]
+    assert {name: tuple(value.shape) for name, value in batch.items() if torch.is_tensor(value)} == {
+        "input_ids": (4, SEQ_LEN),
+        "attention_mask": (4, SEQ_LEN),
+        "masked_positions": (4, 4),
+        "labels": (4, 4),
+    }
+    assert batch["num_tokens"] == (batch["attention_mask"] > 0).sum()
+    assert batch["num_masked"] == (batch["labels"] >= 0).sum() > 0
+
+
+def test_literal_special_tokens_in_the_text_stay_text(tmp_path, tokenizer):
+    texts = ["the [MASK] boat [SEP] [CLS]", "[PAD] a lamp [UNK]"]
+    store = build_store(tmp_path / "s", texts, tokenizer)
+    special = SpecialTokens.from_tokenizer(tokenizer)
+    rows = Rows(store, pack_documents(store.documents, 64, "isolate"), special, 64, "isolate")
+    ids, numbers = rows.render(np.arange(len(rows)))
+    assert (ids == special.mask).sum() == 0
+    assert (ids == special.cls).sum() == (ids == special.sep).sum() == 2
+    assert (ids[numbers > 0] == special.pad).sum() == 0
+
+
+def test_added_special_tokens_are_neither_predicted_nor_drawn(tokenizer):
+    import tokenizers
+
+    other = tokenizers.Tokenizer.from_str(tokenizer.to_str())
+    other.add_special_tokens(["[EXTRA]"])
+    masking = build_masking(MaskingConfig(), 0.15, other)
+    assert masking.is_special[other.token_to_id("[EXTRA]")]
+    assert masking.is_special.sum() == 6

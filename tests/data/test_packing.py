@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from mlm.data.packing import Spans, pack_documents
+
+SEQ_LEN = 16
+
+
+def documents(lengths):
+    lengths = np.array(lengths, np.int64)
+    return Spans(np.cumsum(lengths) - lengths, lengths)
+
+
+def rows_of(table):
+    starts, lengths = table.pieces.starts.tolist(), table.pieces.lengths.tolist()
+    return [
+        list(zip(starts[a:b], lengths[a:b], strict=True))
+        for a, b in zip(table.offsets[:-1], table.offsets[1:], strict=True)
+    ]
+
+
+LENGTHS = [
+    [5, 7, 3],
+    [7, 7, 7, 7, 7],
+    [200],
+    [1],
+    [14, 14],
+    [15],
+    [28, 1, 13, 2],
+    [0, 3, 0],
+    list(np.random.default_rng(0).integers(0, 60, 300)),
+]
+
+
+@pytest.mark.parametrize("mode", ["isolate", "concat", "none"])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_no_token_is_lost_or_repeated_and_no_row_overflows(mode, lengths):
+    spans = documents(lengths)
+    rows = rows_of(pack_documents(spans, SEQ_LEN, mode))
+    tokens = [token for row in rows for start, length in row for token in range(start, start + length)]
+    assert sorted(tokens) == list(range(sum(lengths)))
+    bounds = set(np.cumsum(lengths).tolist())
+    for row in rows:
+        assert row
+        used = sum(length for _, length in row)
+        special = 2 * len(row) if mode != "concat" else len(row) + 1
+        assert used + special <= SEQ_LEN
+        for start, length in row:  # inside one document
+            assert length > 0
+            assert not any(start < bound < start + length for bound in bounds)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_isolate_cuts_only_documents_longer_than_a_row(lengths):
+    pieces = {piece for row in rows_of(pack_documents(documents(lengths), SEQ_LEN, "isolate")) for piece in row}
+    spans = documents(lengths)
+    for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True):
+        if 0 < length <= SEQ_LEN - 2:
+            assert (start, length) in pieces
+
+
+def test_isolate_puts_a_piece_where_it_leaves_the_least_room():
+    # Rows after the first three: room 16-12=4, 16-8=8; a piece of 2 (4 with CLS and SEP) fits the first exactly.
+    rows = rows_of(pack_documents(documents([10, 6, 2]), SEQ_LEN, "isolate"))
+    assert rows == [[(0, 10), (16, 2)], [(10, 6)]]
+
+
+def test_isolate_fills_rows_well():
+    lengths = np.random.default_rng(0).geometric(1 / 60, 20_000)
+    table = pack_documents(documents(lengths), 128, "isolate")
+    real = table.pieces.num_tokens + 2 * len(table.pieces.lengths)
+    assert real / (len(table) * 128) > 0.99
+
+
+def test_concat_runs_on_in_order_and_fills_every_row():
+    rows = rows_of(pack_documents(documents([7] * 5), SEQ_LEN, "concat"))
+    # 14 places between CLS and the last SEP: 7 + SEP + 6 | 1 + SEP + 7 + SEP + 4 | 3 + SEP + 7
+    assert rows == [[(0, 7), (7, 6)], [(13, 1), (14, 7), (21, 4)], [(25, 3), (28, 7)]]
+
+
+def test_none_gives_every_document_its_own_rows():
+    rows = rows_of(pack_documents(documents([3, 20]), SEQ_LEN, "none"))
+    assert rows == [[(0, 3)], [(3, 14)], [(17, 6)]]
+
+
+def test_a_document_of_2000_tokens_takes_16_rows_of_128():
+    assert len(pack_documents(documents([2000]), 128, "isolate")) == 16

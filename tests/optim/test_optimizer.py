@@ -1,0 +1,112 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from mlm.config.training import OptimizerConfig
+from mlm.optim.optimizer import Muon, build_optimizer, newton_schulz, param_groups, set_learning_rate
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(11, 8)
+        self.fused = nn.Linear(8, 24)
+        self.norm = nn.LayerNorm(24)
+        self.out = nn.Linear(24, 8)
+
+    def loss(self, ids):
+        return self.out(self.norm(self.fused(self.table(ids)))).pow(3).sum()
+
+
+def train(model, optimizer, steps=4):
+    for step in range(steps):
+        optimizer.zero_grad()
+        model.loss(torch.arange(11).roll(step)[:5]).backward()
+        optimizer.step()
+
+
+def test_adamw_equals_torch_with_decay_on_matrices_only():
+    ours, theirs = Net(), Net()
+    config = OptimizerConfig(name="adamw", lr=1e-2, weight_decay=0.1)
+    optimizer = build_optimizer(ours, config)
+    set_learning_rate(optimizer, 0.5)
+    matrices = [p for p in theirs.parameters() if p.ndim == 2]
+    rest = [p for p in theirs.parameters() if p.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    train(ours, optimizer)
+    train(theirs, torch.optim.AdamW(groups, lr=5e-3, betas=config.betas, eps=config.eps))
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(16, 24), (24, 16), (16, 16)])
+def test_muon_equals_torch_up_to_bfloat16(shape):
+    torch.manual_seed(0)
+    ours = nn.Parameter(torch.randn(shape))
+    theirs = nn.Parameter(ours.detach().clone())
+    start = ours.detach().clone()
+    a = Muon([{"params": [ours], "lr": 1e-2}], momentum=0.9, weight_decay=0.1)
+    b = torch.optim.Muon([theirs], lr=1e-2, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        ours.grad = torch.randn(shape)
+        theirs.grad = ours.grad.clone()
+        a.step()
+        b.step()
+    moved = (theirs - start).norm()
+    assert (ours - theirs).norm() / moved < 0.02
+
+
+def test_newton_schulz_brings_singular_values_near_one():
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(newton_schulz(torch.randn(3, 32, 48)).float())
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+
+
+def test_blocks_of_a_fused_weight_are_treated_as_separate_matrices():
+    torch.manual_seed(0)
+    fused = nn.Parameter(torch.randn(24, 8))
+    parts = [nn.Parameter(part.clone()) for part in fused.detach().chunk(3)]
+    grad = torch.randn(24, 8)
+    fused.grad = grad
+    for part, piece in zip(parts, grad.chunk(3), strict=True):
+        part.grad = piece.clone()
+    Muon([{"params": [fused], "num_blocks": 3, "lr": 0.1}], 0.9, 0.0).step()
+    Muon([{"params": parts, "lr": 0.1}], 0.9, 0.0).step()
+    torch.testing.assert_close(fused.detach(), torch.cat([p.detach() for p in parts]))
+
+
+def test_muon_takes_the_hidden_matrices_and_every_parameter_is_in_one_group():
+    model = Net()
+    muon, adamw = param_groups(model, OptimizerConfig(name="muon"), {"fused.weight": 3})
+    found = {group["num_blocks"]: [id(p) for p in group["params"]] for group in muon}
+    assert found == {3: [id(model.fused.weight)], 1: [id(model.out.weight)]}
+    grouped = [id(p) for group in muon + adamw for p in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters())
+    assert {id(p) for group in adamw if group["weight_decay"] for p in group["params"]} == {id(model.table.weight)}
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_saved_state_continues_bit_for_bit(name, tmp_path):
+    config = OptimizerConfig(name=name, lr=1e-2)
+    model = Net()
+    optimizer = build_optimizer(model, config, {"fused.weight": 3})
+    set_learning_rate(optimizer, 1.0)
+    train(model, optimizer)
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    other = copy.deepcopy(model)
+    restored = build_optimizer(other, config, {"fused.weight": 3})
+    restored.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    train(model, optimizer)
+    train(other, restored)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_muon_lr_is_its_own_when_given():
+    optimizer = build_optimizer(Net(), OptimizerConfig(name="muon", lr=1e-3, muon_lr=2e-2))
+    set_learning_rate(optimizer, 0.5)
+    assert sorted({group["lr"] for group in optimizer.param_groups}) == pytest.approx([5e-4, 1e-2])
