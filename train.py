@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 
 from mlm.config.experiment import PretrainConfig
-from mlm.config.parse import one_line_errors, parse_config
+from mlm.config.parse import log_to_stderr, one_line_errors, parse_config
 
 
 def main() -> int:
     """Run what the command line asks for and return the exit status."""
     config = parse_config(PretrainConfig, prog="train.py")
+    log_to_stderr()
     with one_line_errors("train.py"):
         from mlm.training.pretraining import pretrain  # only now: a mistake is told before torch is imported
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from mlm.config.errors import InputError
-from mlm.config.parse import one_line_errors, parse_config
+from mlm.config.parse import log_to_stderr, one_line_errors, parse_config
 from mlm.config.values import nearest
 
 
@@ -67,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise InputError(f"unknown command {name}{fix}")
     command, prog = COMMANDS[name], f"mlm {name}"
     config = parse_config(_load(command.config), rest, prog=prog, positional=command.positional)
+    log_to_stderr()
     with one_line_errors(prog):
         status = _load(command.function)(config)
     return status or 0

@@ -137,9 +137,13 @@ def _select_words(masking: Masking, ids: Ints, maskable: Bools, budget: Ints, or
             if end - start <= left:
                 selected[row, start:end] = True
                 left -= int(end - start)
-        if left == budget[row]:  # every word is longer than the budget: hide one that the slots can hold, or cut one
+        if (
+            left == budget[row]
+        ):  # every word is longer than the budget: hide one that the slots can hold, or cut one
             slots = masking.slots(ids.shape[1])
-            start, end = next(((a, b) for _, a, b in words if b - a <= slots), (words[0][1], words[0][1] + left))
+            start, end = next(
+                ((a, b) for _, a, b in words if b - a <= slots), (words[0][1], words[0][1] + left)
+            )
             selected[row, start:end] = True
     return selected
 

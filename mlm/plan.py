@@ -39,8 +39,8 @@ def total_parameters(config: ModelConfig) -> int:
 def flops_per_token(config: ModelConfig, seq_len: int, masked_fraction: float) -> float:
     """Return the floating-point operations of training on one token, forward and backward.
 
-    A matrix of n elements costs 6 n (a multiplication and an addition, three times), attention to S tokens 12 S D a
-    layer; the head is computed for masked tokens only. What is not a matrix product is left out.
+    A matrix of n elements costs 6 n (a multiplication and an addition, three times), attention to S tokens
+    12 S D a layer; the head is computed for masked tokens only. What is not a matrix product is left out.
 
     Args:
         config: the model.

@@ -148,12 +148,13 @@ def _pieces(text: str) -> Iterator[str]:
     """Cut a long text before a single space between words, where the cut changes no token."""
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
-        near = start + PIECE_CHARACTERS
-        gap = _SINGLE_SPACE.search(text, near, near + PIECE_CHARACTERS)
-        end = gap.start() if gap else near
+        near, far = start + PIECE_CHARACTERS, start + 2 * PIECE_CHARACTERS
+        gap = _SINGLE_SPACE.search(text, near, far)
+        end = gap.start() if gap else min(far, len(text))  # a word of this length may as well be cut
         yield text[start:end]
         start = end
-    yield text[start:]
+    if start < len(text) or not text:
+        yield text[start:]
 
 
 _SINGLE_SPACE = re.compile(r"(?<=\S)[ \n](?=\S)")
@@ -338,12 +339,6 @@ def encode_documents(tokenizer: Tokenizer, texts: Iterable[str]) -> list[list[in
 def tokenizer_digest(tokenizer: Tokenizer) -> str:
     """Return a digest of everything a tokenizer.json holds."""
     return hashlib.blake2b(tokenizer.to_str().encode(), digest_size=20).hexdigest()
-
-
-def unknown_rate(ids: npt.ArrayLike, special: SpecialTokens) -> float:
-    """Return the share of unknown tokens in some ids; 0 without ids."""
-    tokens = np.asarray(ids)
-    return float((tokens == special.unk).mean()) if tokens.size else 0.0
 
 
 def starts_word(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:

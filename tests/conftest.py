@@ -10,7 +10,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 SUBJECTS = ["the harbour", "a small boat", "the old keeper", "every lamp", "our neighbour", "the grey gull"]
 VERBS = ["waits for", "remembers", "follows", "answers", "leaves behind", "belongs to"]
-OBJECTS = ["the evening tide", "a letter from the north", "the lighthouse", "the market", "heavy rain", "her brother"]
+OBJECTS = [
+    "the evening tide",
+    "a letter from the north",
+    "the lighthouse",
+    "the market",
+    "heavy rain",
+    "her brother",
+]
 
 
 def make_documents(count: int, seed: int = 0) -> list[str]:
@@ -18,7 +25,8 @@ def make_documents(count: int, seed: int = 0) -> list[str]:
     draw = random.Random(seed)
     return [
         " ".join(
-            f"{draw.choice(SUBJECTS)} {draw.choice(VERBS)} {draw.choice(OBJECTS)} ." for _ in range(draw.randint(1, 6))
+            f"{draw.choice(SUBJECTS)} {draw.choice(VERBS)} {draw.choice(OBJECTS)} ."
+            for _ in range(draw.randint(1, 6))
         )
         for _ in range(count)
     ]
@@ -41,3 +49,11 @@ def tokenizer(documents):
     from mlm.tokenizer import train_tokenizer
 
     return train_tokenizer(documents, TokenizerConfig(vocab_size=120))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    """Tiny tensors gain nothing from threads, and waiting threads cost a lot on a busy machine."""
+    import torch
+
+    torch.set_num_threads(1)

@@ -72,7 +72,9 @@ def test_other_splits(mask_share, random_share):
     row, slot = np.nonzero(out.labels != IGNORE_INDEX)
     shown, label = out.input_ids[row, out.masked_positions[row, slot]], out.labels[row, slot]
     assert (shown == MASK).mean() == pytest.approx(mask_share, abs=0.02)
-    assert (shown == label).mean() == pytest.approx(1 - mask_share - random_share * (1 - 1 / (V - 5)), abs=0.02)
+    assert (shown == label).mean() == pytest.approx(
+        1 - mask_share - random_share * (1 - 1 / (V - 5)), abs=0.02
+    )
 
 
 def test_the_mask_id_is_the_one_of_the_tokenizer():
@@ -97,7 +99,11 @@ def test_masks_depend_on_seed_pass_and_row_only(strategy):
     for row in range(8):  # alone or among others
         alone = run(masker, ids[row : row + 1], rows=np.array([row]))
         assert all(np.array_equal(a[0], b[row]) for a, b in zip(alone, whole, strict=True))
-    for other in (run(masker, ids, seed=1), run(masker, ids, number=1), run(masker, ids, rows=np.arange(8) + 8)):
+    for other in (
+        run(masker, ids, seed=1),
+        run(masker, ids, number=1),
+        run(masker, ids, rows=np.arange(8) + 8),
+    ):
         assert not np.array_equal(other.masked_positions, whole.masked_positions)
 
 
@@ -153,4 +159,6 @@ def test_spans_are_runs_of_the_expected_length():
     for row in range(len(ids)):
         places = out.masked_positions[row][out.labels[row] != IGNORE_INDEX]
         runs += [len(part) for part in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)]
-    assert 3.0 < np.mean(runs) < 4.5  # geometric with stop rate 0.2, at most 10: 3.6; neighbours join, the last is cut
+    assert (
+        3.0 < np.mean(runs) < 4.5
+    )  # geometric with stop rate 0.2, at most 10: 3.6; neighbours join, the last is cut

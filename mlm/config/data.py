@@ -97,7 +97,7 @@ class CorpusConfig:
     sources: list[SourceConfig] = field(default_factory=_default_sources)
     """File, folder, glob, python-docs, hub:OWNER/NAME[@CONFIG][:SPLIT], or several as a,b."""
     document: DocumentRule = "auto"
-    """What one document is in a text file; auto: a paragraph where there are blank lines, else a line."""
+    """One document of a text file; auto: paragraph if it has blank lines, else line."""
     seq_len: int = 128
     """Tokens a row, special tokens included."""
     packing: Literal["isolate", "concat", "none"] = "isolate"
@@ -113,7 +113,7 @@ class CorpusConfig:
     num_workers: int | None = None
     """Loader processes a device; null: 0 on a CPU, 2 on an accelerator."""
     cache_dir: str | None = None
-    """Token stores; null: $MLM_CACHE, else data/cache in a checkout, else ~/.cache/mlm."""
+    """Token stores; null: $MLM_CACHE, data/cache of a checkout, ~/.cache/mlm."""
 
     def __post_init__(self) -> None:
         hint = "names no source; give a path, python-docs or hub:OWNER/NAME"

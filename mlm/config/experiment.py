@@ -21,6 +21,12 @@ RUN_NAME = "MLM_RUN_NAME"
 """Environment variable that hands the name of the run to the other ranks."""
 
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+"""Environment variables in which launchers number the processes of a run."""
+
+
+def is_first_process() -> bool:
+    """Return whether this is the process of a run that may create and refuse run folders."""
+    return all(os.environ.get(rank, "0") == "0" for rank in RANKS)
 
 
 def check_model_folder(key: str, folder: str) -> None:
@@ -37,6 +43,20 @@ def check_model_folder(key: str, folder: str) -> None:
     raise InputError(f"{key}={folder} is not a model folder (no config.json): {fix}")
 
 
+def run_to_resume(runs_dir: Path, name: str | None) -> Path:
+    """Return the run folder to go on with: the one named, else the newest one that has no summary.
+
+    Raises:
+        InputError: none was named and none is unfinished.
+    """
+    if name is not None:
+        return runs_dir / name
+    configs = [path for path in runs_dir.glob("*/config.yaml") if not (path.parent / "summary.json").exists()]
+    if not configs:
+        raise InputError(f"--resume: {runs_dir} holds no unfinished run; name one with --name")
+    return max(configs, key=lambda path: path.stat().st_mtime_ns).parent
+
+
 @dataclass
 class RunConfig:
     """What every training command is told about its run."""
@@ -50,7 +70,7 @@ class RunConfig:
     resume: bool = False
     """Continue a stopped run: the one called name, else the newest unfinished."""
     init: str | None = None
-    """Model folder to start from; it brings its weights, shape and tokenizer."""
+    """Model folder to start from; brings weights, shape and tokenizer."""
 
     def __post_init__(self) -> None:
         require(self.seed >= 0, "seed", self.seed, "must be at least 0")
@@ -61,10 +81,15 @@ class RunConfig:
     def choose_name(self, stem: str) -> None:
         """Fix the name of the run, once for all ranks: as given, as handed over, or `stem` and UTC time.
 
-        A run to resume keeps None when it was not named: which one it is takes a look into the run folders.
+        Raises:
+            InputError: a launcher started several processes without a name, so each would make its own.
         """
         self.name = self.name or os.environ.get(RUN_NAME)
         if self.name is None and not self.resume:
+            alone = is_first_process() and os.environ.get("WORLD_SIZE", "1") == "1"
+            require(
+                alone, "name", "null", f"cannot be agreed on by several processes; give --name or ${RUN_NAME}"
+            )
             first = f"{stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
             names = (first if number == 1 else f"{first}-{number}" for number in count(1))
             self.name = next(name for name in names if not Path(self.runs_dir, name).exists())
@@ -82,10 +107,9 @@ class RunConfig:
         Raises:
             InputError: names the folder.
         """
-        # Only the first process decides: when the others look, it may have made the folder already.
-        is_first = all(os.environ.get(rank, "0") == "0" for rank in RANKS)
         folder = Path(self.runs_dir, self.name or "")
-        if is_first and not self.resume and folder.exists():
+        # When the other processes look, the first one may have made the folder already.
+        if is_first_process() and not self.resume and folder.exists():
             raise InputError(f"the run folder {folder} exists; take another --name, or go on with --resume")
         if self.init is not None:
             check_model_folder("init", self.init)
@@ -95,7 +119,7 @@ class RunConfig:
 class PretrainConfig(RunConfig):
     """Pretrain a masked language model on plain text.
 
-    Example: train.py --config bert-mini --data.sources my_texts/ --name first --trainer.max_time 5m
+    Example: python train.py --config bert-mini --data.sources my_texts/ --trainer.max_time 5m --name first
     """
 
     data: CorpusConfig = field(default_factory=CorpusConfig)

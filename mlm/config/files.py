@@ -79,7 +79,7 @@ def parse_yaml(text: str, where: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = where if mark is None else _place(where, mark.line)
-        hint = "; quote a text that starts with *" if "alias" in (error.problem or "") else ""
+        hint = "; quote a text that starts with *" if "alias" in f"{error.context} {error.problem}" else ""
         raise InputError(f"{place}: not valid YAML: {error.problem}{hint}") from None
     except yaml.YAMLError as error:
         raise InputError(f"{where}: not valid YAML: {error}") from None

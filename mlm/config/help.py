@@ -75,6 +75,7 @@ class _OneLine(DefaultHelpFormatter):
             return action.help or ""
         default = ", required" if action.required else f" = {_shown(action.default)}"
         kind = "|".join(SHORT.get(word, word) for word in alternatives(self.types[action.dest]))
+        kind = kind.replace("true|false", "bool")
         # A bracket stays on one line: its spaces are no places to break.
         return f"{action.help} " + f"[{kind}{default}]".replace(" ", "\xa0")
 

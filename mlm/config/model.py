@@ -104,16 +104,30 @@ class ModelConfig:
         """Return a copy whose `vocab_size` and `max_position_embeddings` are numbers.
 
         Raises:
-            InputError: the vocabulary does not fit into a `vocab_size` that the user fixed.
+            InputError: the vocabulary or the rows do not fit into numbers that the user fixed.
         """
-        padded = -(-tokenizer_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        resolved = replace(
+            self,
+            vocab_size=self.vocab_size or -(-tokenizer_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
+            max_position_embeddings=self.max_position_embeddings or seq_len,
+        )
+        resolved.check_fit(tokenizer_size, seq_len)
+        return resolved
+
+    def check_fit(self, tokenizer_size: int, seq_len: int) -> None:
+        """Check that a vocabulary and rows of `seq_len` tokens fit into the tables.
+
+        Raises:
+            InputError: names both sizes.
+        """
         if self.vocab_size is not None and self.vocab_size < tokenizer_size:
             raise InputError(
                 f"model.vocab_size={self.vocab_size} is smaller than the tokenizer, which has "
-                f"{tokenizer_size} entries; set it to null or to at least {padded}"
+                f"{tokenizer_size} entries"
             )
-        return replace(
-            self,
-            vocab_size=self.vocab_size or padded,
-            max_position_embeddings=self.max_position_embeddings or seq_len,
-        )
+        longest = self.max_position_embeddings
+        if longest is not None and seq_len > longest:
+            raise InputError(
+                f"data.seq_len={seq_len} is longer than model.max_position_embeddings={longest}; "
+                f"set data.seq_len to at most {longest}"
+            )

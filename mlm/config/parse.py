@@ -12,6 +12,7 @@ None of it imports torch. `save_config` writes what `--config` reads back.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -24,7 +25,7 @@ from typing import Any, TypeVar, get_type_hints
 import yaml
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import RunConfig
+from mlm.config.experiment import RUN_NAME, RunConfig, is_first_process, run_to_resume
 from mlm.config.help import format_help
 from mlm.config.keys import Given, Keys, read_file, read_flags
 from mlm.config.values import convert
@@ -56,6 +57,8 @@ def parse_config(
         given: dict[str, Given] = {}
         for path in files:
             given |= read_file(path, keys)
+        if issubclass(cls, RunConfig):
+            given = _stored_keys(given | flags, keys) | given
         config: C = _build(cls, _typed_values(given | flags, keys))
         if isinstance(config, RunConfig):
             config.choose_name(files[-1].stem if files else "default")
@@ -78,6 +81,12 @@ def one_line_errors(prog: str) -> Iterator[None]:
         raise SystemExit(130) from None
 
 
+def log_to_stderr() -> None:
+    """Show what the package has to say while it works, on the first process; warnings on the others too."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("mlm").setLevel(logging.INFO if is_first_process() else logging.WARNING)
+
+
 def save_config(config: Any, path: str | Path) -> None:
     """Write a configuration as YAML, which `--config` reads back; the file is whole or not there at all."""
     path = Path(path)
@@ -97,6 +106,22 @@ def to_plain(config: Any) -> Any:
     if isinstance(config, list | tuple):
         return [_plain_entry(entry) if is_dataclass(entry) else to_plain(entry) for entry in config]
     return config
+
+
+def _stored_keys(given: dict[str, Given], keys: Keys) -> dict[str, Given]:
+    """Return the keys of the run that is resumed, as it was configured; nothing without `resume`."""
+    values = {
+        key: convert(given[key].value, keys.types[key], given[key].where)
+        for key in ("resume", "name", "runs_dir")
+        if key in given
+    }
+    if not values.get("resume"):
+        return {}
+    runs_dir = values.get("runs_dir", RunConfig.runs_dir)
+    folder = run_to_resume(Path(runs_dir).expanduser(), values.get("name") or os.environ.get(RUN_NAME))
+    stored = read_file(folder / "config.yaml", keys) if (folder / "config.yaml").exists() else {}
+    place = {"name": folder.name, "runs_dir": runs_dir, "resume": "true"}
+    return stored | {key: Given(value, f"--{key}", "flags") for key, value in place.items()}
 
 
 def _typed_values(given: dict[str, Given], keys: Keys) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class ScheduleConfig:
     """Learning rate over the optimizer steps."""
 
     name: Literal["linear", "cosine", "wsd", "constant"] = "wsd"
-    """After the warm-up; wsd: constant, then a decay with 1 - sqrt."""
+    """After the warm-up; wsd: constant, then decay."""
     warmup_steps: int | None = None
     """Steps of linear warm-up; null: warmup_fraction of the run."""
     warmup_fraction: float = 0.05

@@ -104,16 +104,20 @@ def _convert(value: Tree, annotation: Any, where: str) -> Any:
         return origin(_convert(entry, type_, where) for entry, type_ in zip(entries, types, strict=True))
     if is_dataclass(origin):
         return _entry(value, origin, where)
-    if not isinstance(value, str) or (origin is Literal and value not in args):
+    if not isinstance(value, str):
         raise ValueError
-    readers: dict[Any, Callable[[str], Any]] = {int: _whole, float: float, bool: _truth}
-    return readers.get(origin, str)(value)
+    if origin is Literal:
+        return args[args.index(value)]
+    readers: dict[Any, Callable[[str], Any]] = {int: _whole, float: float, bool: _truth, str: str}
+    return readers[origin](value)
 
 
 def _one_of(value: Tree, options: tuple[Any, ...], where: str) -> Any:
     if NoneType in options and (value is None or (isinstance(value, str) and value.lower() in NULLS)):
         return None
     for option in options:
+        if option is NoneType:
+            continue
         try:
             return _convert(value, option, where)
         except InputError:

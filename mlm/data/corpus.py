@@ -33,9 +33,10 @@ from mlm.config.data import PYTHON_DOCS, CorpusConfig, SourceConfig, TokenizerCo
 from mlm.config.parse import to_plain
 from mlm.counter import uniform
 from mlm.data.collate import Rows
+from mlm.data.formats import ReadReport
 from mlm.data.packing import RowTable, Spans, cut_spans, pack_documents
 from mlm.data.python_docs import python_docs_digest, read_python_docs
-from mlm.data.sources import DigestCache, ReadReport, read_documents, source_digest, source_size
+from mlm.data.sources import DigestCache, read_documents, source_digest, source_size
 from mlm.data.store import STORE_VERSION, TokenStore, build_store
 from mlm.tokenizer import SpecialTokens, load_tokenizer, tokenizer_digest, train_tokenizer
 
@@ -63,7 +64,7 @@ class Corpus:
 
 
 def cache_folder(config: CorpusConfig) -> Path:
-    """Return where vocabularies and stores are kept: the option, $MLM_CACHE, the checkout, or the home folder."""
+    """Return where stores are kept: the option, $MLM_CACHE, the checkout, or the home folder."""
     if config.cache_dir:
         return Path(config.cache_dir).expanduser()
     if os.environ.get("MLM_CACHE"):
@@ -86,11 +87,13 @@ def prepare_corpus(config: CorpusConfig, tokenizer_config: TokenizerConfig) -> C
     train, validation = _split_and_pack(store, config)
     special = SpecialTokens.from_tokenizer(tokenizer)
     entropy = _unigram_entropy(store, train.pieces, validation.pieces, tokenizer.get_vocab_size())
-    parts = [Rows(store, table, special, config.seq_len, config.packing) for table in (train, validation)]
-    for name, rows in zip(("training", "validation"), parts, strict=True):
+    train_rows, validation_rows = (
+        Rows(store, table, special, config.seq_len, config.packing) for table in (train, validation)
+    )
+    for name, rows in (("training", train_rows), ("validation", validation_rows)):
         tokens = rows.table.pieces.num_tokens
         log.info("%s: %s tokens in %s rows of %d", name, f"{tokens:,}", f"{len(rows):,}", config.seq_len)
-    return Corpus(tokenizer, special, store, *parts, entropy)
+    return Corpus(tokenizer, special, store, train_rows, validation_rows, entropy)
 
 
 def prepare_evaluation(config: CorpusConfig, tokenizer: Tokenizer) -> Rows:
@@ -123,10 +126,13 @@ class _Text:
                 log.info(
                     "%s: reading the documentation of this Python installation into %s", PYTHON_DOCS, path
                 )
-                with _bar("reading", unit=" files") as bar, _replacing(path) as temporary:
-                    with temporary.open("w", encoding="utf-8") as file:
-                        for document in read_python_docs(_absolute(bar)):
-                            file.write(json.dumps({"text": document}, ensure_ascii=False) + "\n")
+                with (
+                    _bar("reading", unit=" files") as bar,
+                    _replacing(path) as temporary,
+                    temporary.open("w", encoding="utf-8") as file,
+                ):
+                    for document in read_python_docs(_absolute(bar), self.config.num_proc):
+                        file.write(json.dumps({"text": document}, ensure_ascii=False) + "\n")
         return replace(source, path=str(path))
 
     def documents(self, task: str) -> Iterator[str]:
@@ -187,9 +193,9 @@ def _store(text: _Text, tokenizer: Tokenizer) -> TokenStore:
 def split_documents(store: TokenStore, fraction: float, max_validation_tokens: int) -> tuple[Spans, Spans]:
     """Divide a corpus into what is trained on and what is held out.
 
-    A document is held out when the hash of its content falls under `fraction`: duplicates stay on one side, and text
-    added later moves none. With few documents, blocks of them are divided instead. Neither part is ever empty; a
-    corpus of a single unit is on both sides, with a warning.
+    A document is held out when the hash of its content falls under `fraction`: duplicates stay on one side,
+    and text added later moves none. With few documents, blocks of them are divided instead. Neither part is ever
+    empty; a corpus of a single unit is on both sides, with a warning.
 
     Returns:
         The spans for training and for validation.
@@ -243,7 +249,7 @@ def _load_table(folder: Path) -> RowTable:
 
 
 def _unigram_entropy(store: TokenStore, train: Spans, validation: Spans, size: int) -> float:
-    """Return -sum_v q(v) ln p(v), q the validation shares and p the training shares after adding one count."""
+    """Return -sum_v q(v) ln p(v): q are the validation shares, p those of the training counts plus one."""
     held_out = np.zeros(size, np.int64)
     for start, length in zip(validation.starts.tolist(), validation.lengths.tolist(), strict=True):
         held_out += np.bincount(store.tokens(start, length), minlength=size)

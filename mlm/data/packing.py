@@ -5,8 +5,8 @@
 - concat: documents run on with SEP between them, one CLS at the start and one SEP at the end of a row
 - none: one document a row, long ones continued in further rows
 
-No token is lost or repeated in any mode. A row is a list of pieces, a piece a span of the token store; the special
-tokens are added when a batch is rendered, so one store serves every `seq_len` and every mode.
+No token is lost or repeated in any mode. A row is a list of pieces, a piece a span of the token store; the
+special tokens are added when a batch is rendered, so one store serves every `seq_len` and every mode.
 """
 
 from __future__ import annotations

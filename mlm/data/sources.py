@@ -42,6 +42,7 @@ from mlm.data.tables import csv_rows, json_rows, parquet_documents, row_document
 
 READER_VERSION = 1
 """Changes whenever the same files would give other documents."""
+HTTP = ("http://", "https://")
 HUB_TIMEOUT_S = 10.0
 """How long the hub may take to say which version of a data set is the current one."""
 UNSETTLED_NS = 100_000_000
@@ -94,13 +95,13 @@ def _read(
         for name, file in _open_files(source):
             with file:
                 report.files += 1
-                yield from _file_documents(StoredBytes(file, advance), name, source, rule, report)
+                yield from _file_documents(name, StoredBytes(file, advance), source, rule, report)
 
 
 def _open_files(source: SourceConfig) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield each file with its name, opened."""
     if not source.is_local:
-        yield _url_file_name(source.path), _open_url(source.path)
+        yield source.path, _open_url(source.path)
         return
     for path in source_files(source):
         try:
@@ -111,11 +112,12 @@ def _open_files(source: SourceConfig) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def _file_documents(
-    stored_bytes: StoredBytes, name: str, source: SourceConfig, rule: DocumentRule, report: ReadReport
+    name: str, stored_bytes: StoredBytes, source: SourceConfig, rule: DocumentRule, report: ReadReport
 ) -> Iterator[str]:
     """Yield the documents of one file, of the format that its name says."""
     stored: Any = io.BufferedReader(stored_bytes, BLOCK_BYTES)
-    kind, column = format_of(name), source.text_column
+    kind = format_of(name if source.is_local else _url_file_name(name))
+    column = source.text_column
     try:
         content = decompressed(stored)
         if kind == "parquet":
@@ -289,7 +291,7 @@ def _file_system(url: str) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
 
     options: dict[str, Any] = {}
-    if url.startswith(("http://", "https://")):
+    if url.startswith(HTTP):
         from aiohttp import ClientTimeout
 
         # The default ends every download after five minutes.
@@ -308,9 +310,12 @@ def _open_url(url: str) -> IO[bytes]:
         raise InputError(f"{url}: unknown format {Path(name).suffix}; known are {supported_suffixes()}")
     try:
         files, path = _file_system(url)
-        file: IO[bytes] = files.open(path, "rb")
+        in_order = (
+            {"block_size": 0} if url.startswith(HTTP) else {}
+        )  # not every server can jump about in a file
+        file: IO[bytes] = files.open(path, "rb", **in_order)
     except Exception as error:  # each protocol has its own exceptions, a missing package among them
-        raise InputError(f"{url}: cannot be opened: {one_line(error)}") from error
+        raise InputError(f"{url}: cannot be opened: {one_line(error.__cause__ or error)}") from error
     return file
 
 
@@ -320,7 +325,7 @@ def _url_facts(url: str) -> dict[str, Any]:
         files, path = _file_system(url)
         return dict(files.info(path))
     except Exception as error:  # as in _open_url
-        raise InputError(f"{url}: cannot be reached: {one_line(error)}") from error
+        raise InputError(f"{url}: cannot be reached: {one_line(error.__cause__ or error)}") from error
 
 
 def _hub_documents(source: SourceConfig, report: ReadReport) -> Iterator[str]:

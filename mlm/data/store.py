@@ -1,8 +1,8 @@
 """The token store: a corpus as token ids on disk, memory-mapped, readable by any Arrow engine.
 
-- a folder of Arrow IPC stream files, uncompressed, one record batch each (a "shard"), one row a document, plus
+- a folder of Arrow IPC stream files, uncompressed, one record batch each (a "shard"), one row a document, and
   `manifest.json`; `datasets.Dataset.from_file` opens a shard as it is
-- columns: `input_ids` (large_list of uint16 or uint32, no special tokens), `text_hash` (uint64), `num_bytes` (uint64)
+- columns: `input_ids` (large_list of uint16 or uint32, no special tokens), `text_hash`, `num_bytes` (uint64)
 - values and offsets are zero-copy numpy views: opening costs the same for any size
 - written to a temporary folder and renamed: a folder with its final name is always whole
 """
@@ -93,7 +93,7 @@ def _open_shard(path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDA
 class _Shard:
     """The documents of the shard being filled."""
 
-    ids: list[npt.NDArray[np.unsignedinteger]] = field(default_factory=list)
+    ids: list[npt.NDArray[Any]] = field(default_factory=list)
     hashes: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
 

@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 from mlm.config.errors import InputError
 from mlm.data.formats import BLOCK_BYTES, ReadReport, StoredBytes, one_line, split_lines
 
-HEAD_ROWS = 100
+HEAD_ROWS = 32
 """Rows looked at to find the column that holds the text."""
-PARQUET_ROWS = 256
-"""Rows of a parquet file decoded at a time: few, since each may hold a book."""
+PARQUET_BYTES = 1 << 24
+"""About how much of a parquet file is decoded at a time: thousands of sentences or a few books."""
 
 Row = tuple[str, dict[str, Any]]
 """Where a row stands ("line 3"), and its cells."""
@@ -57,7 +57,7 @@ def _choose_column(name: str, columns: list[str], worded: list[str], column: str
     if column in columns:
         return column
     wanted = f"has no column {column}" if column else "cannot tell which column holds the text"
-    choices = ", ".join(map(str, columns))
+    choices = ", ".join(_shortened(str(choice)) for choice in columns[:20])
     raise InputError(f"{name}: {wanted}; set text_column of this source to one of: {choices}")
 
 
@@ -80,11 +80,10 @@ def _cell_text(value: Any, place: str, column: str, report: ReadReport) -> Itera
         # JSON can spell half a surrogate pair, which no encoding can store.
         yield value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
     else:
-        raise InputError(f"{place}: {column} is {_shortened(value)}, which is not text")
+        raise InputError(f"{place}: {column} is {_shortened(repr(value))}, which is not text")
 
 
-def _shortened(value: Any) -> str:
-    text = repr(value)
+def _shortened(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -106,7 +105,7 @@ def json_rows(blocks: Iterator[str], name: str, array_allowed: bool, report: Rea
         elif isinstance(value, dict):
             yield place, value
         else:
-            raise InputError(f"{name}, {place}: {_shortened(value)} is not a JSON object")
+            raise InputError(f"{name}, {place}: {_shortened(repr(value))} is not a JSON object")
 
 
 def _json_lines(blocks: Iterator[str], name: str, report: ReadReport) -> Iterator[tuple[str, Any]]:
@@ -202,12 +201,14 @@ def parquet_documents(
         schema = table.schema_arrow
         column = _choose_column(name, schema.names, [f.name for f in schema if _is_string(f.type)], column)
         report.rules[f"rows (column {column})"] += 1
-        row = 0
-        for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[column]):
+        row, num_rows = 0, table.metadata.num_rows
+        size = sum(table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups))
+        batch_rows = min(max(PARQUET_BYTES * num_rows // max(size, 1), 1), 1000)
+        for batch in table.iter_batches(batch_size=batch_rows, columns=[column]):
             for value in batch.column(0).to_pylist():
                 row += 1
                 yield from _cell_text(value, f"{name}, row {row}", column, report)
-            stored_bytes.reach(row / table.metadata.num_rows)
+            stored_bytes.reach(row / num_rows)
 
 
 def _is_string(kind: pa.DataType) -> bool:

@@ -18,8 +18,8 @@ from mlm.tokenizer import SpecialTokens, load_tokenizer
 class Candidate:
     """One proposal for a hidden place."""
 
-    token: str
-    """The token as the vocabulary spells it."""
+    token: str | None
+    """The token as the vocabulary spells it; None for an id without one."""
     probability: float
 
 
@@ -43,7 +43,10 @@ def fill_masks(model: MaskedLM, tokenizer: Tokenizer, text: str, top_k: int = 5)
     shares = model.eval()(ids, masked_positions=places[None])[0].softmax(-1)
     best = shares.topk(min(top_k, shares.shape[-1]))
     return [
-        [Candidate(tokenizer.id_to_token(number), share) for number, share in zip(numbers, found, strict=True)]
+        [
+            Candidate(tokenizer.id_to_token(number), share)
+            for number, share in zip(numbers, found, strict=True)
+        ]
         for numbers, found in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from mlm.config.errors import InputError
 from mlm.config.experiment import EvaluateConfig
 from mlm.data.collate import MaskedBatch, MaskedRows, Rows, build_masking
 from mlm.data.corpus import prepare_evaluation
@@ -87,12 +86,7 @@ def evaluate(config: EvaluateConfig) -> int:
     """
     model = load_pretrained(config.model)
     tokenizer = load_tokenizer(config.model)
-    longest = model.config.max_position_embeddings or config.data.seq_len
-    if config.data.seq_len > longest:
-        raise InputError(
-            f"data.seq_len={config.data.seq_len} is longer than the model's max_position_embeddings={longest}; "
-            f"set data.seq_len to at most {longest}"
-        )
+    model.config.check_fit(tokenizer.get_vocab_size(), config.data.seq_len)
     rows = prepare_evaluation(config.data, tokenizer)
     masking = build_masking(config.masking, config.masking.validation_mask_rate, tokenizer)
     batches = frozen_batches(rows, masking, config.batch_size)

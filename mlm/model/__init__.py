@@ -5,6 +5,7 @@ Read top-down: `heads.py` (MaskedLM), `encoder.py`, `layers.py`, `attention.py`,
 
 from mlm.model.attention import fused_blocks
 from mlm.model.encoder import Encoder
-from mlm.model.heads import MaskedLM, rule_out_unused_ids
+from mlm.model.heads import UNUSED_ID_BIAS, MaskedLM, rule_out_unused_ids
+from mlm.model.layers import init_weights
 
-__all__ = ["Encoder", "MaskedLM", "fused_blocks", "rule_out_unused_ids"]
+__all__ = ["UNUSED_ID_BIAS", "Encoder", "MaskedLM", "fused_blocks", "init_weights", "rule_out_unused_ids"]

@@ -1,8 +1,7 @@
 """Bidirectional multi-head self-attention.
 
 - one fused projection for queries, keys and values
-- two ways to the same numbers: plain batched matrix products, which are faster on a CPU, and torch's fused
-  kernels elsewhere
+- two ways to the same numbers: plain matrix products, faster on a CPU, and torch's fused kernel elsewhere
 - what depends on the positions alone is computed once per forward pass, by the encoder, and handed in
 
 Vaswani et al. 2017 (arXiv:1706.03762), sec. 3.2.
@@ -74,12 +73,8 @@ def attend_by_matmul(
 ) -> Tensor:
     """Return softmax(query key^T / sqrt(K) + bias) value, written out.
 
-    Args:
-        query: (B, H, S, K) float; key, value and the result have the same shape.
-        key: what the queries are compared with.
-        value: what is averaged.
-        bias: (B, 1, S, S) float added to the scores; None: nothing.
-        dropout: share of the attention weights that is dropped.
+    Queries, keys, values and the result are (B, H, S, K), the bias is (B, 1, S, S) or None; `dropout` is the
+    share of the attention weights that is dropped.
     """
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)  # (B, H, S, S)
     if bias is not None:

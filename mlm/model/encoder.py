@@ -24,12 +24,12 @@ class Embeddings(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         D = config.hidden_size
-        assert config.vocab_size, "ModelConfig.resolve() fixes vocab_size before a model is built"
+        assert config.vocab_size, "ModelConfig.resolve() comes before building a model"
         self.token = nn.Embedding(config.vocab_size, D)
         self.position: nn.Embedding | None = None
         self.token_type: nn.Embedding | None = None
         if config.position_embedding == "learned":
-            assert config.max_position_embeddings, "ModelConfig.resolve() fixes max_position_embeddings"
+            assert config.max_position_embeddings, "ModelConfig.resolve() comes before building a model"
             self.position = nn.Embedding(config.max_position_embeddings, D)
         if config.type_vocab_size:
             self.token_type = nn.Embedding(config.type_vocab_size, D)
@@ -71,16 +71,13 @@ class Encoder(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> Tensor:
-        """Encode a batch of rows.
+        """Encode a batch of rows into (B, S, D).
 
         Args:
             input_ids: (B, S) int64.
             attention_mask: (B, S) integer or bool, the document of each token, 0 = padding: a 0/1 mask is one
                 document a row, 1..n are n that do not see each other. None: one document, no padding.
             token_type_ids: (B, S) int64; None: all 0.
-
-        Returns:
-            (B, S, D) float.
 
         Raises:
             InputError: the rows are longer than `model.max_position_embeddings`.

@@ -25,18 +25,13 @@ class MaskedLMHead(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        assert config.vocab_size, "ModelConfig.resolve() fixes vocab_size before a model is built"
+        assert config.vocab_size, "ModelConfig.resolve() comes before building a model"
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
         self.norm = build_norm(config)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, hidden: Tensor, token_table: Tensor) -> Tensor:
-        """Return logits (..., V).
-
-        Args:
-            hidden: (..., D) float.
-            token_table: (V, D) float, the embedding table of the tokens.
-        """
+        """Return logits (..., V) for `hidden` (..., D), given the embedding table of the tokens (V, D)."""
         return F.linear(self.norm(F.gelu(self.dense(hidden))), token_table, self.bias)
 
 
@@ -57,16 +52,13 @@ class MaskedLM(nn.Module):
         masked_positions: Tensor | None = None,
         token_type_ids: Tensor | None = None,
     ) -> Tensor:
-        """Return the logits of the masked positions, or of all.
+        """Return the logits, (B, M, V) at the masked positions or (B, S, V) at all.
 
         Args:
             input_ids: (B, S) int64.
             attention_mask: (B, S) integer or bool document numbers, 0 = padding; see `Encoder.forward`.
             masked_positions: (B, M) int64 indices into the row; None: every position.
             token_type_ids: (B, S) int64; None: all 0.
-
-        Returns:
-            (B, M, V) float, or (B, S, V) without `masked_positions`.
         """
         hidden = self.encoder(input_ids, attention_mask, token_type_ids)
         if masked_positions is not None:
@@ -79,5 +71,8 @@ def rule_out_unused_ids(model: MaskedLM, num_tokens: int) -> None:
     """Set the output bias of the ids from `num_tokens` on, which only pad the tables, to UNUSED_ID_BIAS.
 
     Their probability is then exactly 0, and so is their gradient: training neither sees nor moves them.
+    Ids below `num_tokens` that were ruled out for a smaller vocabulary start at 0 again.
     """
-    model.head.bias[num_tokens:] = UNUSED_ID_BIAS
+    bias = model.head.bias
+    bias[bias < UNUSED_ID_BIAS / 2] = 0.0
+    bias[num_tokens:] = UNUSED_ID_BIAS

@@ -22,29 +22,23 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def document_bias(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what is added to the attention scores: 0 within a document, minus infinity across documents.
+    """Return (B, 1, S, S), added to the attention scores: 0 within a document, minus infinity across documents.
 
     Padding (number 0) attends to padding, so that no token is left without anything to attend to.
 
     Args:
         attention_mask: (B, S) integer or bool, the document number of each token.
         dtype: the type of the scores.
-
-    Returns:
-        (B, 1, S, S) float.
     """
     apart = attention_mask[:, None, :, None] != attention_mask[:, None, None, :]
     return torch.zeros_like(apart, dtype=dtype).masked_fill_(apart, float("-inf"))
 
 
 def document_positions(attention_mask: Tensor) -> Tensor:
-    """Return the distance of each token from the first token of its document.
+    """Return (B, S), the distance of each token from the first token of its document.
 
     Args:
         attention_mask: (B, S) integer or bool, document numbers from 0 to S.
-
-    Returns:
-        (B, S) int64.
     """
     B, S = attention_mask.shape
     document = attention_mask.long()

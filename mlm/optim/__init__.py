@@ -1,1 +1,1 @@
-"""Optimizers and schedules: `optimizer.py` builds one optimizer for the whole model, `schedule.py` its learning rate."""
+"""`optimizer.py` builds one optimizer for the whole model, `schedule.py` its learning rate over the steps."""

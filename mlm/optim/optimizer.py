@@ -1,9 +1,9 @@
 """One optimizer for the whole model: AdamW, or Muon on the hidden matrices and AdamW on the rest.
 
-- Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) replaces a matrix's momentum by the nearest
-  orthogonal matrix; scaled by 0.2 * sqrt(longer side), its updates have AdamW's size and share its learning rate
-  (Liu et al. 2025, arXiv:2502.16982)
-- a weight that stacks several projections (query, key, value; gate and value) is orthogonalised block by block
+- Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) replaces a matrix's momentum by the
+  nearest orthogonal matrix; scaled by 0.2 * sqrt(longer side), its updates have AdamW's size and share its
+  learning rate (Liu et al. 2025, arXiv:2502.16982)
+- a weight that stacks several projections (query, key, value; gate and value) is treated block by block
 - weight decay acts on matrices only
 - every parameter group carries `peak_lr`; the schedule sets `lr` to a share of it before each step
 """
@@ -57,7 +57,7 @@ class Muon(torch.optim.Optimizer):
         )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+    def step(self, closure: Any = None) -> Any:
         """Update every parameter that has a gradient."""
         loss = _evaluate(closure)
         for group in self.param_groups:
@@ -76,8 +76,10 @@ class Muon(torch.optim.Optimizer):
         directions = []
         for parameter in parameters:
             buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
-            buffer.lerp_(parameter.grad, 1 - momentum)
-            directions.append(parameter.grad.lerp(buffer, momentum).view(num_blocks, rows, columns))
+            gradient = parameter.grad
+            assert gradient is not None, "step() passes on parameters with gradients only"
+            buffer.lerp_(gradient, 1 - momentum)
+            directions.append(gradient.lerp(buffer, momentum).view(num_blocks, rows, columns))
         updates = newton_schulz(torch.cat(directions)).to(parameters[0].dtype)
         scale = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
         for parameter, update in zip(parameters, updates.split(num_blocks), strict=True):
@@ -86,7 +88,7 @@ class Muon(torch.optim.Optimizer):
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers behind the interface of one: Lightning, clipping and checkpoints see a single list."""
+    """Several optimizers behind the interface of one: Lightning and checkpoints see a single list."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer):
         self.optimizers = optimizers
@@ -97,7 +99,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         # The very same dictionaries: a learning rate set here is the one the part uses.
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+    def step(self, closure: Any = None) -> Any:
         """Step each optimizer."""
         loss = _evaluate(closure)
         for optimizer in self.optimizers:
@@ -120,9 +122,10 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._share_groups()
 
     @property
-    def state(self) -> dict[Tensor, Any]:
+    def state(self) -> defaultdict[Tensor, Any]:
         """The state of every parameter, merged."""
-        return {key: value for optimizer in self.optimizers for key, value in optimizer.state.items()}
+        parts = (optimizer.state for optimizer in self.optimizers)
+        return defaultdict(dict, {key: value for part in parts for key, value in part.items()})
 
     @state.setter
     def state(self, value: object) -> None:
@@ -148,7 +151,8 @@ def param_groups(
     """
     hidden = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     matrices: dict[int, list[nn.Parameter]] = defaultdict(list)
-    decayed, plain = [], []
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue

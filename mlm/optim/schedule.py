@@ -1,7 +1,7 @@
 """Learning-rate schedules as pure functions of the optimizer step.
 
-`step` counts finished optimizer steps, so the first update has step 0 and the last one step `total - 1`. The warm-up
-reaches the peak with update number `warmup`, and no update has a rate of 0.
+`step` counts finished optimizer steps, so the first update has step 0 and the last one step `total - 1`. The
+warm-up reaches the peak with update number `warmup`, and no update has a rate of 0.
 """
 
 from __future__ import annotations

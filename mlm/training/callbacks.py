@@ -11,17 +11,19 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 
+from mlm.config.experiment import PretrainConfig
 from mlm.config.training import TrainerConfig
-from mlm.data.collate import MaskedBatch
+from mlm.data.collate import Rows
+from mlm.data.sampler import TrainingSampler
 from mlm.evaluation.masked_lm import MaskedLMScores, score_batches
 from mlm.training.checkpoint import checkpoint_path
 
@@ -37,7 +39,7 @@ PLANNED_SHARE = 0.97
 
 @dataclass
 class Progress:
-    """How far a run has come: with weights and optimizer state, all that a resume needs; plain numbers only."""
+    """How far a run has come: beside weights and optimizer state, all that a resume needs; plain numbers."""
 
     rows: int = 0
     """Rows trained on."""
@@ -49,6 +51,8 @@ class Progress:
     """Length of the run in optimizer steps; None until a time-limited run has measured its throughput."""
     first: dict[str, float] | None = None
     """Validation scores before the first update."""
+    validation_s: float = 0.0
+    """Seconds that this validation took."""
     last: dict[str, float] | None = None
     """Newest validation scores."""
 
@@ -77,8 +81,11 @@ class StepCallback(pl.Callback):
 class Clock(StepCallback):
     """Counts rows, tokens and seconds; first in the list, so that the others see the new numbers."""
 
-    def __init__(self, progress: Progress, global_batch_size: int, tokens_in: Callable[[int, int], int]):
-        self.progress, self.global_batch_size, self.tokens_in = progress, global_batch_size, tokens_in
+    def __init__(self, config: PretrainConfig, progress: Progress, rows: Rows):
+        self.progress, self.rows, self.batch_size = progress, rows, config.trainer.global_batch_size
+        self.sampler = TrainingSampler(len(rows), config.seed, self.batch_size, self.batch_size)
+        self.tokens_per_step = rows.num_tokens(np.arange(len(rows))) / len(rows) * self.batch_size
+        """Tokens of an optimizer step on average."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Start counting where the earlier run stopped."""
@@ -91,8 +98,11 @@ class Clock(StepCallback):
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Count."""
-        self.progress.tokens += self.tokens_in(self.progress.rows, self.global_batch_size)
-        self.progress.rows += self.global_batch_size
+        first = self.progress.rows
+        # Every rank knows the rows of all: no number has to travel.
+        step = self.sampler.rows(np.arange(first, first + self.batch_size))
+        self.progress.tokens += self.rows.num_tokens(step.rows)
+        self.progress.rows += self.batch_size
         before = self.progress.elapsed_s
         module.step_metrics["throughput/step_s"] = self.now() - before
 
@@ -105,11 +115,8 @@ class Clock(StepCallback):
 class Validation(StepCallback):
     """Scores the held-out rows before the first step, every few steps, and after the last one."""
 
-    def __init__(
-        self, progress: Progress, clock: Clock, batches: Callable[[], Iterable[MaskedBatch]], every: int
-    ):
-        self.progress, self.clock, self.batches, self.every = progress, clock, batches, every
-        self.duration_s = 0.0
+    def __init__(self, every: int, progress: Progress, clock: Clock):
+        self.every, self.progress, self.clock = every, progress, clock
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Score the untrained model; its time is not counted as training."""
@@ -117,7 +124,7 @@ class Validation(StepCallback):
         if self.progress.first is None:
             start = time.monotonic()
             self.progress.first = self._score(trainer, module)
-            self.duration_s = time.monotonic() - start
+            self.progress.validation_s = time.monotonic() - start
         self.clock.restart()
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
@@ -129,7 +136,7 @@ class Validation(StepCallback):
     def _score(self, trainer: pl.Trainer, module: Any) -> dict[str, float]:
         module.eval()
         with trainer.precision_plugin.forward_context():
-            sums = score_batches(module.model, self.batches(), module.device)
+            sums = score_batches(module.model, module.trainer.datamodule.val_dataloader(), module.device)
         module.train()
         scores = MaskedLMScores.from_sums(trainer.strategy.reduce(sums, reduce_op="sum")).metrics()
         module.step_metrics |= {f"val/{name}": value for name, value in scores.items()}
@@ -139,14 +146,13 @@ class Validation(StepCallback):
 class Budget(StepCallback):
     """Fixes the length of the run in steps, and ends it at the first bound reached."""
 
-    def __init__(self, config: TrainerConfig, progress: Progress, clock: Clock, tokens_per_step: float):
+    def __init__(self, config: TrainerConfig, progress: Progress, clock: Clock):
         self.config, self.progress, self.clock = config, progress, clock
-        steps = [config.max_steps or math.inf, (config.max_tokens or math.inf) / tokens_per_step]
-        self.allowed_steps = min(steps)
+        by_tokens = (config.max_tokens or math.inf) / clock.tokens_per_step
+        self.allowed_steps = min(config.max_steps or math.inf, by_tokens)
         """Steps that max_steps and max_tokens allow."""
-        self.overhead_s = 0.0
-        """Seconds per step beside the step itself: its share of a validation."""
         self.reason: str | None = None
+        """The bound that ended the run."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Plan the steps that are known from the start."""
@@ -160,7 +166,8 @@ class Budget(StepCallback):
         done = trainer.global_step
         if self.progress.planned_steps is None:
             self._plan(done)
-        self.reason = self._reached(done)
+        self.clock.now()
+        self.reason = bound_reached(self.config, self.progress, done)
         trainer.should_stop = trainer.should_stop or self.reason is not None
 
     def _plan(self, done: int) -> None:
@@ -173,30 +180,30 @@ class Budget(StepCallback):
         first_step, first_s = self._first
         window_s = self.progress.elapsed_s - first_s
         if done >= PLANNING_STEPS.stop and window_s >= PLANNING_TIME * limit:
-            step_s = window_s / (done - first_step) + self.overhead_s
-            affordable = done + (limit * PLANNED_SHARE - self.progress.elapsed_s) / step_s
-            self.progress.planned_steps = max(int(min(affordable, math.ceil(self.allowed_steps))), done + 1)
+            step_s = window_s / (done - first_step) + self.progress.validation_s / self.config.val_every
+            left_s = limit * PLANNED_SHARE - self.progress.elapsed_s - self.progress.validation_s
+            affordable = done + left_s / step_s
+            self.progress.planned_steps = max(int(min(affordable, self.allowed_steps)), done + 1)
             log.info("%s allows %s steps", self.config.max_time, f"{self.progress.planned_steps:,}")
 
-    def _reached(self, done: int) -> str | None:
-        """Name the bound that is reached, if one is."""
-        config, planned = self.config, self.progress.planned_steps
-        if config.max_steps is not None and done >= config.max_steps:
-            return f"trainer.max_steps={config.max_steps}"
-        if config.max_tokens is not None and (
-            self.progress.tokens >= config.max_tokens or done >= self.allowed_steps
-        ):
-            return f"trainer.max_tokens={config.max_tokens}"
-        if config.max_seconds is not None and (planned == done or self.clock.now() >= config.max_seconds):
-            return f"trainer.max_time={config.max_time}"
-        return None
+
+def bound_reached(config: TrainerConfig, progress: Progress, done: int) -> str | None:
+    """Name the bound that a run of `done` steps has reached, if it has."""
+    if config.max_steps is not None and done >= config.max_steps:
+        return f"trainer.max_steps={config.max_steps}"
+    all_planned = progress.planned_steps is not None and done >= progress.planned_steps
+    if config.max_tokens is not None and (progress.tokens >= config.max_tokens or all_planned):
+        return f"trainer.max_tokens={config.max_tokens}"
+    if config.max_seconds is not None and (progress.elapsed_s >= config.max_seconds or all_planned):
+        return f"trainer.max_time={config.max_time}"
+    return None
 
 
 class CheckpointSaver(StepCallback):
     """Saves every few steps and after the last one; keeps the newest checkpoint."""
 
-    def __init__(self, folder: Path, clock: Clock, every: int):
-        self.folder, self.clock, self.every = folder, clock, every
+    def __init__(self, folder: Path, every: int, clock: Clock):
+        self.folder, self.every, self.clock = folder, every, clock
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Save if it is time, then remove the older ones."""

@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,35 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise
 
 
-def find_checkpoint(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint of a folder, None without one; broken files are skipped with a warning."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint file."""
+
+    path: Path
+    content: dict[str, Any]
+    """Plain values and tensors, memory-mapped."""
+
+    @property
+    def step(self) -> int:
+        """Finished optimizer steps."""
+        return int(self.content["global_step"])
+
+
+def find_checkpoint(folder: Path) -> Checkpoint | None:
+    """Return the newest whole checkpoint of a folder or None; broken files are skipped with a warning."""
     for path in sorted(folder.glob("step-*.ckpt"), reverse=True):
         try:
-            torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-            reason = str(error).splitlines()[0][:120]
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return Checkpoint(path, {**content, "progress": dict(content["progress"])})
+        except (
+            OSError,
+            RuntimeError,
+            EOFError,
+            LookupError,
+            TypeError,
+            ValueError,
+            pickle.UnpicklingError,
+        ) as error:
+            reason = " ".join(str(error).split())[:120]
             log.warning("skipping %s, which is no whole checkpoint of ours (%s)", path, reason)
-        else:
-            return path
     return None

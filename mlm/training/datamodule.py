@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import lightning.pytorch as pl
-import numpy as np
 from torch.utils.data import DataLoader
 
 from mlm.config.experiment import PretrainConfig
@@ -34,24 +33,6 @@ class PretrainDataModule(pl.LightningDataModule):
         passes = self.trainer.world_size * self.trainer.accumulate_grad_batches
         return self.config.trainer.global_batch_size // passes
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens of an optimizer step, on average."""
-        train = self.corpus.train
-        return train.num_tokens(np.arange(len(train))) / len(train) * self.config.trainer.global_batch_size
-
-    def sampler(self, rank: int, world_size: int, micro_batch_size: int) -> TrainingSampler:
-        """Return the order of the rows for one rank, from where the run stands."""
-        return TrainingSampler(
-            num_rows=len(self.corpus.train),
-            seed=self.config.seed,
-            global_batch_size=self.config.trainer.global_batch_size,
-            micro_batch_size=micro_batch_size,
-            rank=rank,
-            world_size=world_size,
-            rows_consumed=self.progress.rows,
-        )
-
     def train_dataloader(self) -> DataLoader[MaskedBatch]:
         """Return the training batches, without end."""
         assert self.trainer is not None
@@ -60,7 +41,15 @@ class PretrainDataModule(pl.LightningDataModule):
         masking = build_masking(self.config.masking, self.config.masking.mask_rate, self.corpus.tokenizer)
         return DataLoader(
             MaskedRows(self.corpus.train, masking, self.config.seed),
-            sampler=self.sampler(self.trainer.global_rank, self.trainer.world_size, self.micro_batch_size),
+            sampler=TrainingSampler(
+                num_rows=len(self.corpus.train),
+                seed=self.config.seed,
+                global_batch_size=self.config.trainer.global_batch_size,
+                micro_batch_size=self.micro_batch_size,
+                rank=self.trainer.global_rank,
+                world_size=self.trainer.world_size,
+                rows_consumed=self.progress.rows,
+            ),
             batch_size=None,
             num_workers=(2 if on_gpu else 0) if workers is None else workers,
             pin_memory=on_gpu,
@@ -74,9 +63,3 @@ class PretrainDataModule(pl.LightningDataModule):
         )
         rank, world_size = self.trainer.global_rank, self.trainer.world_size
         return frozen_batches(self.corpus.validation, masking, self.micro_batch_size, rank, world_size)
-
-    def tokens_in(self, first: int, count: int) -> int:
-        """Return the tokens in rows number `first` to `first + count` of the run."""
-        return self.corpus.train.num_tokens(
-            self.sampler(0, 1, count).rows(np.arange(first, first + count)).rows
-        )

@@ -1,24 +1,27 @@
-"""Pretraining: the module that computes the loss, the module that brings the data, and the run around them.
+"""Pretraining: the module that computes the loss, and the run around it.
 
-The gradient of a step is that of the mean loss over the masked tokens of the *global* batch: every pass back-propagates
-a sum, and the accumulated gradients are divided once, by the tokens masked over all passes and ranks.
+The gradient of a step is that of the mean loss over the masked tokens of the *global* batch: every pass
+back-propagates a sum, and the accumulated gradients are divided once, by all tokens masked in the step.
 """
 
 from __future__ import annotations
 
+import difflib
 import logging
 import math
 import shutil
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig
+from mlm.config.experiment import PretrainConfig, is_first_process
 from mlm.config.parse import save_config, to_plain
 from mlm.counter import random_bits
 from mlm.data.collate import MaskedBatch
@@ -30,7 +33,15 @@ from mlm.model.loss import summed_cross_entropy
 from mlm.optim.optimizer import build_optimizer, set_learning_rate
 from mlm.optim.schedule import learning_rate_factor
 from mlm.tokenizer import tokenizer_digest
-from mlm.training.callbacks import Budget, CheckpointSaver, Clock, GracefulStop, Progress, Validation
+from mlm.training.callbacks import (
+    Budget,
+    CheckpointSaver,
+    Clock,
+    GracefulStop,
+    Progress,
+    Validation,
+    bound_reached,
+)
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.datamodule import PretrainDataModule
 from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker
@@ -139,15 +150,13 @@ def pretrain(config: PretrainConfig) -> int:
         InputError: something the user has to change; a run folder made for it is removed again.
     """
     folder = Path(config.runs_dir) / str(config.name)
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    save_config(config, folder / "config.yaml")
+    is_new = is_first_process() and not folder.exists()
     try:
-        corpus, model = prepare(config)
-        checkpoint = find_checkpoint(folder / "checkpoints")
-        if config.resume and checkpoint is None:
-            log.info("%s holds no whole checkpoint: starting at step 0", folder)
-        return train(config, folder, corpus, model, checkpoint)
+        with logging_redirect_tqdm():
+            if is_first_process():
+                keep_config(config, folder)
+            corpus, model = prepare(config)
+            return train(config, folder, corpus, model)
     except InputError:
         if is_new:
             shutil.rmtree(folder)
@@ -160,8 +169,8 @@ def prepare(config: PretrainConfig) -> tuple[Corpus, MaskedLM]:
     corpus = prepare_corpus(config.data, tokenizer)
     size = corpus.tokenizer.get_vocab_size()
     if config.init:
-        model = load_pretrained(config.init)
-        model.config.resolve(size, config.data.seq_len)
+        model = load_pretrained(config.init).train()
+        model.config.check_fit(size, config.data.seq_len)
     else:
         torch.manual_seed(config.seed)
         model = MaskedLM(config.model.resolve(size, config.data.seq_len))
@@ -169,39 +178,78 @@ def prepare(config: PretrainConfig) -> tuple[Corpus, MaskedLM]:
     return corpus, model
 
 
-def train(
-    config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM, checkpoint: Path | None
-) -> int:
-    """Train until a bound or a signal; see `pretrain`."""
+def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM) -> int:
+    """Train until a bound is reached or a signal arrives, then save; see `pretrain`."""
     progress = Progress()
-    identity = {
+    module = PretrainModule(model, config, progress, identity_of(config, corpus, model))
+    checkpoint = find_checkpoint(folder / "checkpoints") if config.resume else None
+    reason: str | None = None
+    if checkpoint:
+        module.on_load_checkpoint(checkpoint.content)
+        reason = bound_reached(config.trainer, progress, checkpoint.step)
+    elif config.resume:
+        log.info("%s holds no whole checkpoint: starting at step 0", folder)
+    if checkpoint and reason and (folder / "summary.json").exists():
+        log.info("nothing to do: step %d was reached, and with it %s", checkpoint.step, reason)
+        return 0
+    if checkpoint and reason:  # stopped after the last step and before the end
+        module.load_state_dict(checkpoint.content["state_dict"])
+        step = checkpoint.step
+    else:
+        (folder / "summary.json").unlink(missing_ok=True)
+        trainer, budget, stop = assemble(config, folder, corpus, progress)
+        data = PretrainDataModule(corpus, config, progress)
+        trainer.fit(
+            module, datamodule=data, ckpt_path=checkpoint.path if checkpoint else None, weights_only=True
+        )
+        if stop.signal is not None:
+            log.warning("stopped by signal %d after step %d", stop.signal, trainer.global_step)
+            log.warning("go on with: python train.py --resume --name %s", config.name)
+            return 128 + stop.signal
+        step, reason = trainer.global_step, budget.reason
+    if is_first_process():
+        finish_run(config, folder, corpus, model, progress, step, str(reason))
+    return 0
+
+
+def assemble(
+    config: PretrainConfig, folder: Path, corpus: Corpus, progress: Progress
+) -> tuple[pl.Trainer, Budget, GracefulStop]:
+    """Build the Trainer and its callbacks, which act in the order of the list."""
+    clock = Clock(config, progress, corpus.train)
+    budget = Budget(config.trainer, progress, clock)
+    stop = GracefulStop()
+    callbacks: list[pl.Callback] = [
+        clock,
+        budget,
+        Validation(config.trainer.val_every, progress, clock),
+        MetricsTable(folder / "metrics.csv", progress),
+        stop,
+        CheckpointSaver(folder / "checkpoints", config.trainer.save_every, clock),
+        ProgressBar(progress),
+    ]
+    return build_trainer(config.trainer, folder, callbacks, build_tracker(config, folder)), budget, stop
+
+
+def identity_of(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> dict[str, Any]:
+    """Return what two runs must share for one to go on with the other's checkpoint, in plain values."""
+    return {
         "corpus": corpus.store.folder.name,
         "tokenizer": tokenizer_digest(corpus.tokenizer),
         "seed": config.seed,
         **{f"model.{name}": value for name, value in to_plain(model.config).items()},
     }
-    module = PretrainModule(model, config, progress, identity)
-    data = PretrainDataModule(corpus, config, progress)
-    clock = Clock(progress, config.trainer.global_batch_size, data.tokens_in)
-    budget = Budget(config.trainer, progress, clock, data.tokens_per_step)
-    stop = GracefulStop()
-    callbacks = [
-        clock,
-        budget,
-        Validation(progress, clock, data.val_dataloader, config.trainer.val_every),
-        MetricsTable(folder / "metrics.csv", progress),
-        stop,
-        CheckpointSaver(folder / "checkpoints", clock, config.trainer.save_every),
-        ProgressBar(progress),
-    ]
-    trainer = build_trainer(config.trainer, folder, callbacks, build_tracker(config, folder))
-    trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
-    if stop.signal is not None:
-        log.warning("stopped by signal %d after step %d", stop.signal, trainer.global_step)
-        log.warning(
-            "go on with: python train.py --resume --name %s --runs_dir %s", config.name, config.runs_dir
-        )
-        return 128 + stop.signal
-    if trainer.is_global_zero:
-        finish_run(config, folder, corpus, model, progress, trainer.global_step, str(budget.reason))
-    return 0
+
+
+def keep_config(config: PretrainConfig, folder: Path) -> None:
+    """Write the configuration into the run folder; an earlier, different one is kept and the change told."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, new = folder / "config.yaml", folder / "config.new.yaml"
+    save_config(replace(config, resume=False), new)
+    before, after = ((p if p.exists() else new).read_text().splitlines() for p in (path, new))
+    if before != after:
+        kept = next(name for number in count(1) if not (name := folder / f"config-{number}.yaml").exists())
+        path.rename(kept)
+        changed = (line for line in difflib.ndiff(before, after) if line[0] in "+-")
+        log.info("resuming with another configuration than %s: %s", kept, ", ".join(changed))
+    new.replace(path)

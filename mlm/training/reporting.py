@@ -1,10 +1,11 @@
-"""What a run tells: the metrics table, the tracked run, the progress bar, the curves and the closing summary."""
+"""What a run tells while it trains: the metrics table, the tracked run and the progress bar."""
 
 from __future__ import annotations
 
 import csv
 import logging
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,13 @@ class MetricsTable(StepCallback):
         """Note the numbers of this step."""
         if trainer.is_global_zero:
             self._add(trainer, module)
-            if len(self._rows) >= FLUSH_EVERY or trainer.should_stop:
+            if len(self._rows) >= FLUSH_EVERY:
                 self.flush(trainer)
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        """Let the table reach as far as the checkpoint: a resumed run goes on with the next row."""
+        if trainer.is_global_zero:
+            self.flush(trainer)
 
     def _add(self, trainer: pl.Trainer, module: Any) -> None:
         metrics, module.step_metrics = module.step_metrics, {}
@@ -80,6 +86,13 @@ class MetricsTable(StepCallback):
         for logger in trainer.loggers:
             for row in rows:
                 logger.log_metrics({name: row[name] for name in row if name != "step"}, step=int(row["step"]))
+
+    def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
+        """End the tracked run, so that the next one of this process is its own."""
+        if trainer.is_global_zero and trainer.loggers:
+            import wandb
+
+            wandb.finish()
 
 
 def _number(value: Any) -> Any:
@@ -138,8 +151,8 @@ class ProgressBar(StepCallback):
 def build_tracker(config: PretrainConfig, folder: Path) -> Any:
     """Return a Weights & Biases logger, or False when it is disabled.
 
-    The run id is kept in the run folder, so that a resumed run goes on in the same tracked run. Offline unless the
-    user is logged in: there is never a prompt.
+    The run id is kept in the run folder, so that a resumed run goes on in the same tracked run. Offline
+    unless the user is logged in: there is never a prompt.
     """
     mode = os.environ.get("WANDB_MODE") or config.logging.wandb
     if mode == "disabled":
@@ -153,13 +166,14 @@ def build_tracker(config: PretrainConfig, folder: Path) -> Any:
     kept = folder / "wandb" / "run-id.txt"
     if not kept.exists():
         kept.parent.mkdir(exist_ok=True)
-        kept.write_text(wandb.util.generate_id())
+        kept.write_text(secrets.token_hex(4))
     return WandbLogger(
         name=config.name,
         project=config.logging.project,
         id=kept.read_text().strip(),
         save_dir=str(folder),
         offline=mode == "offline",
+        mode=mode,
         config=to_plain(config),
         resume="allow" if mode == "online" else None,
     )

@@ -10,6 +10,7 @@ from typing import Any
 from mlm.config.experiment import PretrainConfig
 from mlm.data.corpus import Corpus
 from mlm.hub.card import model_card
+from mlm.hub.families import architecture_of
 from mlm.hub.pretrained import save_pretrained
 from mlm.model.heads import MaskedLM
 from mlm.plan import count_parameters
@@ -27,7 +28,8 @@ def finish_run(
     reason: str,
 ) -> None:
     """Save model, curves and summary, and print the summary."""
-    assert progress.first and progress.last, "the first and the last step are validated"
+    assert progress.first, "a run begins with a validation"
+    assert progress.last, "and ends with one"
     summary = {
         "loss_first": progress.first["loss"],
         "val_loss": progress.last["loss"],
@@ -48,7 +50,7 @@ def finish_run(
         model,
         corpus.tokenizer,
         model_max_length=config.data.seq_len,
-        card=model_card(str(config.name), model.config, summary),
+        card=model_card(str(config.name), model.config, summary, architecture_of(model.config)),
     )
     plot_losses(read_metrics(folder / "metrics.csv"), folder / "plots" / "loss.png", corpus.unigram_entropy)
     write_summary(folder / "summary.json", summary)

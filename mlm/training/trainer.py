@@ -88,7 +88,7 @@ def quiet_lightning() -> None:
     for message in (
         ".*does not have many workers.*",
         ".*dataloader is not resumable.*",
-        ".*no `val_dataloader`.*",
+        ".*no `validation_step`.*",
         ".*`isinstance\\(treespec, LeafSpec\\)`.*",
         ".*litlogger.*",
         ".*not been set for this class.*",

@@ -52,7 +52,9 @@ def test_no_token_is_lost_or_repeated_and_no_row_overflows(mode, lengths):
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_isolate_cuts_only_documents_longer_than_a_row(lengths):
-    pieces = {piece for row in rows_of(pack_documents(documents(lengths), SEQ_LEN, "isolate")) for piece in row}
+    pieces = {
+        piece for row in rows_of(pack_documents(documents(lengths), SEQ_LEN, "isolate")) for piece in row
+    }
     spans = documents(lengths)
     for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True):
         if 0 < length <= SEQ_LEN - 2:

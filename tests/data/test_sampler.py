@@ -29,9 +29,7 @@ def test_resume_goes_on_with_the_next_row(consumed):
 @pytest.mark.parametrize(("world", "micro"), [(1, 2), (2, 4), (2, 1), (4, 2), (8, 1)])
 def test_global_batches_are_the_same_for_any_number_of_ranks_and_any_micro_batch(world, micro):
     passes = 8 // (world * micro)
-    ranks = [
-        draw(6 * passes, micro_batch_size=micro, rank=rank, world_size=world) for rank in range(world)
-    ]
+    ranks = [draw(6 * passes, micro_batch_size=micro, rank=rank, world_size=world) for rank in range(world)]
     share = 8 // world
     for step, reference in enumerate(np.array(draw(6)).reshape(6, 8, 2)):
         together = np.concatenate([np.array(rank[step * share : (step + 1) * share]) for rank in ranks])

@@ -86,7 +86,9 @@ def test_muon_takes_the_hidden_matrices_and_every_parameter_is_in_one_group():
     assert found == {3: [id(model.fused.weight)], 1: [id(model.out.weight)]}
     grouped = [id(p) for group in muon + adamw for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters())
-    assert {id(p) for group in adamw if group["weight_decay"] for p in group["params"]} == {id(model.table.weight)}
+    assert {id(p) for group in adamw if group["weight_decay"] for p in group["params"]} == {
+        id(model.table.weight)
+    }
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

@@ -1,0 +1,214 @@
+"""Models on disk: folders that stock Hugging Face classes read, and that we read back.
+
+- spelt like the family that can represent the model (`families.py`), else with a `model_type` of our own
+- written beside the final place, read back, compared with the model in memory, then renamed
+- nothing that is read can run code
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from mlm.config.errors import InputError
+from mlm.config.model import ModelConfig
+from mlm.hub.families import FAMILIES, OWN, TOKEN_IDS, Family, Json, family_of, missing_counterparts
+from mlm.model import UNUSED_ID_BIAS, MaskedLM, init_weights
+from mlm.tokenizer import SpecialTokens
+
+CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
+MAX_DIFFERENCE = 1e-4
+"""Largest difference of a logit between a model and what is read back of it."""
+
+log = logging.getLogger(__name__)
+
+
+def load_pretrained(folder: str | Path) -> MaskedLM:
+    """Read a model folder: one of ours, or one that transformers saved for a family of `FAMILIES`.
+
+    A masked-LM head that is not there is initialised, with a warning; heads of other tasks are left out.
+
+    Returns:
+        The model in float32, on the CPU, in evaluation mode: call `.train()` before training it.
+
+    Raises:
+        InputError: a file is missing, damaged, unsafe to open, or does not fit its config.json.
+    """
+    folder = Path(folder)
+    family, config = _read_config(folder)
+    with torch.device("meta"):  # sizes only: no memory, no random numbers
+        model = MaskedLM(config)
+    state, missing = _our_tensors(family, model, _read_tensors(folder), folder)
+    model.to_empty(device="cpu")
+    if missing:
+        log.warning("%s has no %s: initialised, to be trained before use", folder, _listed(missing))
+        init_weights(model.head, config.initializer_range)
+    model.load_state_dict(state, strict=False)
+    return model.eval()
+
+
+def save_pretrained(
+    folder: str | Path, model: MaskedLM, tokenizer: Tokenizer, model_max_length: int, card: str
+) -> Path:
+    """Write a model folder, whole or not at all; a model folder that is already there is replaced.
+
+    Ids beyond the tokenizer, which only pad the tables, are ruled out by their output bias.
+
+    Args:
+        folder: where to; also what is returned.
+        model: left as it is, whatever its device and mode.
+        tokenizer: the one the model was trained with.
+        model_max_length: longest row in tokens.
+        card: content of README.md; how closely the model was read back is added.
+
+    Raises:
+        InputError: the tokenizer is larger than the model's tables, the model's numbers are not finite, or
+            something else is in the place of the folder.
+    """
+    folder = Path(folder)
+    longest = model.config.max_position_embeddings or model_max_length
+    config = replace(model.config, max_position_embeddings=longest)
+    family, special = family_of(config), SpecialTokens.from_tokenizer(tokenizer)
+    num_tokens, rows = max(tokenizer.get_vocab().values()) + 1, model.encoder.embeddings.token.num_embeddings
+    if num_tokens > rows:
+        raise InputError(f"the tokenizer has {num_tokens} entries, more than the model's vocab_size={rows}")
+    if family is OWN:
+        log.warning("%s: only mlm reads this model, because %s", folder, missing_counterparts(config))
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        token_ids = {path: getattr(special, token) for path, token in TOKEN_IDS.items()}
+        _write_json(part / CONFIG, family.write_config(config) | token_ids)
+        save_file(_their_tensors(family, model, num_tokens), part / WEIGHTS, metadata={"format": "pt"})
+        tokenizer.save(str(part / "tokenizer.json"))
+        settings = _tokenizer_settings(tokenizer, special, config) | {"model_max_length": model_max_length}
+        _write_json(part / "tokenizer_config.json", settings)
+        difference = _largest_difference(model, load_pretrained(part), min(longest, 64), num_tokens)
+        check = f"Read back after writing, no logit differs by more than {difference:.1e}."
+        (part / "README.md").write_text(f"{card.rstrip()}\n\n{check}\n", encoding="utf-8")
+        _put_in_place(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def _read_config(folder: Path) -> tuple[Family, ModelConfig]:
+    path, nested = folder / CONFIG, folder / "model"
+    if not path.is_file():
+        advice = f"did you mean {nested}?" if (nested / CONFIG).is_file() else "`mlm pretrain` writes one"
+        raise InputError(f"{path} does not exist: a model folder holds {CONFIG} and {WEIGHTS}; {advice}")
+    families = {family.model_type: family for family in FAMILIES}
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+        model_type = written.get("model_type") if isinstance(written, dict) else None
+        if model_type not in families:
+            raise InputError(f"model_type={model_type} is not supported, only {', '.join(families)}")
+        return families[model_type], families[model_type].read_config(written)
+    except (ValueError, TypeError) as error:  # not JSON, or a value of another kind
+        raise InputError(f"{path}: {error}") from None
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    path, pickled = folder / WEIGHTS, folder / PICKLED
+    try:
+        return load_file(path) if path.exists() else dict(torch.load(pickled, "cpu", weights_only=True))
+    except FileNotFoundError:
+        raise InputError(f"{folder} has neither {WEIGHTS} nor {PICKLED}") from None
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged or incomplete: {error}") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, ValueError):
+        reason = "damaged, or holds objects that could run code"
+        raise InputError(f"{pickled} was not opened: it is {reason}; use {WEIGHTS}") from None
+
+
+def _our_tensors(
+    family: Family, model: MaskedLM, written: dict[str, Tensor], folder: Path
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the weights of `model`, and the names of those of its head that are missing."""
+    current = family.current_names(written)
+    if left_out := sorted(set(written) - set(current)):
+        log.info("%s: not part of a masked language model, left out: %s", folder, _listed(left_out))
+    tensors = {new: written[old] for old, new in current.items()}
+    state: dict[str, Tensor] = {}
+    of_head, missing, misshapen = (list[str]() for _ in range(3))
+    for name, weight in model.state_dict().items():
+        sources = family.their_names(name)
+        shape = (weight.shape[0] // len(sources), *weight.shape[1:])
+        found = {source: tensors.pop(source) for source in sources if source in tensors}
+        (of_head if name.startswith("head.") else missing).extend(one for one in sources if one not in found)
+        shapes = {source: tuple(tensor.shape) for source, tensor in found.items() if tensor.shape != shape}
+        misshapen += [f"{source} is {other}, by {CONFIG} {shape}" for source, other in shapes.items()]
+        if len(found) == len(sources) and not shapes:
+            state[name] = torch.cat(list(found.values()))
+    faults = {"missing": missing, "unexpected": sorted(tensors), "wrong shape": misshapen}
+    if any(faults.values()):
+        text = "; ".join(f"{fault}: {_listed(names)}" for fault, names in faults.items() if names)
+        raise InputError(f"the weights in {folder} do not fit its {CONFIG}; {text}")
+    return state, of_head
+
+
+def _their_tensors(family: Family, model: MaskedLM, num_tokens: int) -> dict[str, Tensor]:
+    """Return the weights as the family stores them, each with memory of its own."""
+    result = {}
+    for name, weight in model.state_dict().items():
+        theirs = family.their_names(name)
+        for part, block in zip(theirs, weight.chunk(len(theirs)), strict=True):
+            result[part] = block.to("cpu", torch.float32, copy=True).contiguous()
+    result[family.their_names("head.bias")[0]][num_tokens:] = UNUSED_ID_BIAS
+    return result
+
+
+def _tokenizer_settings(tokenizer: Tokenizer, special: SpecialTokens, config: ModelConfig) -> Json:
+    """Return what transformers has to know of the tokenizer beside tokenizer.json."""
+    tokens = {f"{name}_token": tokenizer.id_to_token(token) for name, token in asdict(special).items()}
+    types = ["token_type_ids"] if config.type_vocab_size else []
+    inputs = ["input_ids", *types, "attention_mask"]
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs, **tokens}
+
+
+@torch.no_grad()
+def _largest_difference(model: MaskedLM, copy: MaskedLM, length: int, num_tokens: int) -> float:
+    """Return the largest difference of a logit on one random row, the ids beyond the tokenizer left out."""
+    device, was_training = model.head.bias.device, model.training
+    ids = torch.randint(num_tokens, (1, length), generator=torch.Generator().manual_seed(0)).to(device)
+    before, after = (one.to(device).eval()(ids)[..., :num_tokens] for one in (model, copy))
+    model.train(was_training)
+    if not before.isfinite().all():
+        raise InputError("the model computes numbers that are not finite, so it is not saved")
+    difference = (before - after).abs().max().item()
+    if not difference <= MAX_DIFFERENCE:  # nor if it is not a number
+        raise RuntimeError(f"read back, the model differs by {difference:.1e} in a logit, so it is not saved")
+    return difference
+
+
+def _put_in_place(part: Path, folder: Path) -> None:
+    """Rename `part` to `folder`; only a model folder gives way, nothing else that somebody put there."""
+    old = part.with_suffix(".old")
+    if folder.exists():
+        there = set(os.listdir(folder)) if folder.is_dir() else {folder.name}
+        if others := sorted(there - set(os.listdir(part))):
+            raise InputError(f"{folder} is taken by something else ({_listed(others)}); give a new one")
+        folder.rename(old)
+    part.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_json(path: Path, content: Json) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from mlm.config.data import HubName, SourceConfig, TokenizerConfig, check_sources
+from mlm.config.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("hub:owner/name", ("owner/name", None, None)),
+        (
+            "hub:Salesforce/wikitext@wikitext-2-raw-v1:train",
+            ("Salesforce/wikitext", "wikitext-2-raw-v1", "train"),
+        ),
+        ("hub:owner/name.v2:train[:1%]", ("owner/name.v2", None, "train[:1%]")),
+        ("hub:owner/na-me_1@en", ("owner/na-me_1", "en", None)),
+    ],
+)
+def test_hub_names(text, parts):
+    name = HubName.parse(text)
+    assert (name.repository, name.config, name.split) == parts
+
+
+@pytest.mark.parametrize(
+    "text", ["hub:", "hub:name", "hub:a/b/c", "hub:a/b@", "hub:a/b:", "hub:a/b@c@d", "hub:../b"]
+)
+def test_malformed_hub_names(text):
+    with pytest.raises(InputError, match=r"data.sources: hub:.* is not of the form hub:OWNER/NAME"):
+        check_sources([SourceConfig(text)])
+
+
+def test_sources_that_are_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a b.txt").write_text("x")
+    (tmp_path / "[odd].txt").write_text("x")
+    (tmp_path / "folder" / "sub").mkdir(parents=True)
+    (tmp_path / "folder" / "sub" / "c.txt").write_text("x")
+    paths = [
+        "a b.txt",
+        "[odd].txt",
+        "folder",
+        "*.txt",
+        "folder/**/c.txt",
+        "~/a b.txt",
+        str(tmp_path / "a b.txt"),
+    ]
+    others = ["python-docs", "hub:owner/name", "https://example.org/x.txt"]
+    check_sources([SourceConfig(path) for path in paths + others])
+
+
+@pytest.mark.parametrize("path", ["nowhere.txt", "*.nowhere", "owner/name", "", "python_docs"])
+def test_sources_that_are_not(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as error:
+        check_sources([SourceConfig("python-docs"), SourceConfig(path)])
+    assert str(error.value).startswith(
+        f"data.sources: no file, folder or glob match {path!r}; looked in {tmp_path}"
+    )
+
+
+def test_unknown_encoding():
+    with pytest.raises(InputError, match="Python knows no encoding 'utf-9'"):
+        SourceConfig("x", encoding="utf-9")
+
+
+def test_tokenizer_to_reuse(tmp_path):
+    TokenizerConfig().check_file()
+    with pytest.raises(InputError, match=r"tokenizer.path=.*: there is no file .*tokenizer.json"):
+        TokenizerConfig(path=str(tmp_path)).check_file()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    TokenizerConfig(path=str(tmp_path)).check_file()
+    TokenizerConfig(path=str(tmp_path / "tokenizer.json")).check_file()

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+
+from mlm.config import files
+from mlm.config.errors import InputError
+from mlm.config.files import config_folder, find_config, load_yaml, read_tree, shipped_names
+
+
+def read(path, text, encoding="utf-8"):
+    path.write_bytes(text.encode(encoding))
+    return read_tree(load_yaml(path), str(path))
+
+
+def test_scalars_stay_text(tmp_path):
+    text = "a: 1e-4\nb: no\nc: 0010\nd: 1:30\ne: 2001-01-01\nf: '1'\ng: !!python/name:os.system x\n"
+    assert read(tmp_path / "x.yaml", text) == {
+        "a": "1e-4",
+        "b": "no",
+        "c": "0010",
+        "d": "1:30",
+        "e": "2001-01-01",
+        "f": "1",
+        "g": "x",
+    }
+
+
+def test_null_lists_and_mappings(tmp_path):
+    text = "a: null\nb: ~\nc:\nd: [1, {e: 2}]\nf: ''\n"
+    assert read(tmp_path / "x.yaml", text) == {
+        "a": None,
+        "b": None,
+        "c": None,
+        "d": ["1", {"e": "2"}],
+        "f": "",
+    }
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n"])
+def test_empty_file_says_nothing(tmp_path, text):
+    assert read(tmp_path / "x.yaml", text) is None
+
+
+def test_byte_order_mark_and_carriage_returns(tmp_path):
+    assert read(tmp_path / "x.yaml", "\ufeffa: 1\r\nb: 2\r\n") == {"a": "1", "b": "2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: [1\n", "x.yaml:3: not valid YAML"),
+        ("a: 1\n\tb: 2\n", "x.yaml:2: not valid YAML"),
+        ("a: 1\nb: 2\na: 3\n", "x.yaml:3: a stands twice .first in .*x.yaml:1."),
+        ("a:\n  b: 1\n  b: 2\n", "x.yaml:3: b stands twice"),
+        ("a: 1\nb: *.txt\n", "x.yaml:2: not valid YAML: .*quote a text that starts with"),
+        ("a: 1\n---\nb: 2\n", "x.yaml:2: not valid YAML"),
+        ("a: \x07\n", "x.yaml: not valid YAML"),
+    ],
+)
+def test_broken_yaml_names_file_and_line(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        read(tmp_path / "x.yaml", text)
+
+
+def test_other_encodings_name_the_byte(tmp_path):
+    with pytest.raises(InputError, match=r"x.yaml: byte 3 is not UTF-8"):
+        read(tmp_path / "x.yaml", "a: é\n", "latin-1")
+
+
+def test_shipped_file_by_its_stem_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_config("bert-mini", "pretrain") == config_folder() / "pretrain" / "bert-mini.yaml"
+    assert find_config("bert-mini", "model") == config_folder() / "model" / "bert-mini.yaml"
+    assert find_config("default", "another-command").name == "default.yaml"
+    assert {"default", "bert-mini"} <= set(shipped_names("pretrain"))
+
+
+def test_path_wins_over_a_shipped_stem(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "default").write_text("")
+    assert find_config("default", "pretrain").resolve() == tmp_path / "default"
+
+
+def test_missing_file_lists_what_is_shipped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for name in ("nope", "nope.yaml", "folder", "/nope.yaml", "../nope"):
+        with pytest.raises(InputError, match=r"no configuration file .*shipped pretrain files: .*bert-mini"):
+            find_config(name, "pretrain")
+
+
+def test_installed_package_brings_its_own_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "mlm" / "config" / "files.py"))
+    (tmp_path / "configs").mkdir()
+    assert config_folder() == tmp_path / "configs"
+    (tmp_path / "mlm" / "configs").mkdir(parents=True)
+    assert config_folder() == tmp_path / "mlm" / "configs"

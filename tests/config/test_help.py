@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from mlm.config.experiment import EvaluateConfig, FillMaskConfig, PretrainConfig
+from mlm.config.help import format_help
+from mlm.config.keys import Keys
+
+
+@pytest.fixture
+def text(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    return format_help(PretrainConfig, "train.py", Keys.of(PretrainConfig))
+
+
+def test_every_key_with_its_docstring_type_and_default(text):
+    for key in Keys.of(PretrainConfig).types:
+        assert text.count(f"\n --{key} ") == 1
+    flat = " ".join(text.split())
+    assert "--optimizer.lr Peak learning rate. [float = 0.003]" in flat
+    assert "[isolate|concat|none = isolate]" in flat
+    assert "[list = python-docs]" in flat
+    assert "[int|null = null]" in flat
+    assert "[2 numbers = 0.9,0.95]" in flat
+    assert "bert-mini, default" in flat
+
+
+def test_two_screens_at_most(text):
+    lines = text.splitlines()
+    assert len(lines) <= 110
+    assert max(map(len, lines)) <= 120
+
+
+def test_every_key_has_help(text):
+    for config in (PretrainConfig, EvaluateConfig, FillMaskConfig):
+        keys = Keys.of(config)
+        help_text = format_help(config, "mlm", keys)
+        assert "None [" not in help_text
+        assert all(f"--{key} " in help_text for key in keys.types)
+
+
+def test_required_and_positional_keys():
+    text = format_help(FillMaskConfig, "mlm fill-mask", Keys.of(FillMaskConfig), "text")
+    assert "TEXT ..." in text.splitlines()[0]
+    assert "Model folder. [text, required]" in " ".join(text.split())
+
+
+def test_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    text = format_help(PretrainConfig, "train.py", Keys.of(PretrainConfig))
+    assert "[adamw|muon = muon]" in text

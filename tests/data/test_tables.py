@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mlm.config.errors import InputError
+from mlm.data.formats import ReadReport, StoredBytes
+from mlm.data.tables import csv_rows, json_rows, parquet_documents, row_documents
+
+ODD_TEXTS = ['He said "go", then\nleft', "a,b", "NA", "null", "None", "nan", "tab\there", "naïve 灯", "7"]
+
+
+def read_json(
+    text: str, column: str | None = None, array: bool = False, report: ReadReport | None = None
+) -> list[str]:
+    report = report or ReadReport("a")
+    return list(row_documents(json_rows(iter([text]), "a", array, report), "a", column, report))
+
+
+def read_csv(
+    text: str, column: str | None = None, tabs: bool = False, report: ReadReport | None = None
+) -> list[str]:
+    return list(row_documents(csv_rows(iter([text]), "a", tabs), "a", column, report or ReadReport("a")))
+
+
+def read_parquet(table: pa.Table, column: str | None = None, report: ReadReport | None = None) -> list[str]:
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    stored = io.BufferedReader(StoredBytes(io.BytesIO(file.getvalue()), lambda size: None))
+    return list(parquet_documents(stored, stored, "a", column, report or ReadReport("a")))
+
+
+@pytest.mark.parametrize("dialect", [{}, {"quoting": csv.QUOTE_ALL}, {"delimiter": ";"}])
+def test_csv_is_read_as_written(dialect: dict[str, Any]) -> None:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n", **dialect)
+    writer.writerows([["id", "text"], *enumerate(ODD_TEXTS)])
+    assert read_csv(file.getvalue()) == ODD_TEXTS
+
+
+def test_tsv_is_read_as_written() -> None:
+    file = io.StringIO()
+    writer = csv.writer(file, "excel-tab", lineterminator="\n")
+    writer.writerows([["id", "text"], *enumerate(ODD_TEXTS)])
+    assert read_csv(file.getvalue(), tabs=True) == ODD_TEXTS
+
+
+def test_tsv_without_quoting_keeps_stray_quotes() -> None:
+    text = 'id\ttext\n1\t"He left, she said\n2\tthe 5" disk\n3\t"a ""b"" c"\n4\tend "\n'
+    assert read_csv(text, tabs=True) == ['"He left, she said', 'the 5" disk', 'a "b" c', 'end "']
+
+
+def test_json_lines_are_read_as_written() -> None:
+    lines = [json.dumps({"id": number, "text": text}) for number, text in enumerate(ODD_TEXTS)]
+    assert read_json("\n".join(lines)) == ODD_TEXTS
+    assert read_json("[" + ",\n".join(lines) + "]", array=True) == ODD_TEXTS
+    assert read_json("\n".join(map(json.dumps, ODD_TEXTS))) == ODD_TEXTS
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_parquet_is_read_as_written(kind: pa.DataType) -> None:
+    texts = ODD_TEXTS * 300
+    table = pa.table({"id": range(len(texts)), "body": pa.array(texts).cast(kind)})
+    assert read_parquet(table) == texts
+
+
+@pytest.mark.parametrize("read", [read_json, read_csv, read_parquet])
+def test_rows_without_text_are_counted(read: Any) -> None:
+    texts = ["quiet harbour", None, "old stone wall", " ", "two boats"]
+    data: Any = {
+        read_json: "\n".join(json.dumps({"text": text}) for text in texts),
+        read_csv: "text,n\n" + "\n".join(f"{text or ''},1" for text in texts),
+        read_parquet: pa.table({"text": texts}),
+    }[read]
+    report = ReadReport("a")
+    assert read(data, report=report) == ["quiet harbour", "old stone wall", "two boats"]
+    assert (report.rows, report.rows_without_text) == (5, 2)
+
+
+def test_text_column_is_found() -> None:
+    assert read_json('{"text": "a b", "title": "t"}') == ["a b"]
+    assert read_json('{"body": "a b", "n": 1, "code": "12"}') == ["a b"]
+    assert read_json('{"body": "a b", "title": "t"}', "title") == ["t"]
+    assert read_csv("sentence,label\nNA,1\nb,2\n") == ["NA", "b"]
+    assert read_parquet(pa.table({"n": [1], "body": ["a"]})) == ["a"]
+
+
+@pytest.mark.parametrize("read", [read_json, read_csv, read_parquet])
+def test_unclear_text_column_is_an_error(read: Any) -> None:
+    data: Any = {
+        read_json: '{"headline": "a", "category": "b"}',
+        read_csv: "headline,category\na,b\n",
+        read_parquet: pa.table({"headline": ["a"], "category": ["b"]}),
+    }[read]
+    with pytest.raises(InputError, match=r"a: cannot tell .* text_column .* headline, category"):
+        read(data)
+    with pytest.raises(InputError, match="a: has no column body; set text_column"):
+        read(data, "body")
+    assert read(data, "headline") == ["a"]
+
+
+def test_column_that_comes_late_is_missing_text_before() -> None:
+    report = ReadReport("a")
+    assert read_json('{"n": 1}\n{"n": 2, "text": "here"}', report=report) == ["here"]
+    assert report.rows_without_text == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('{"text": "a"}\n\n{"text":"old wall"\n{"text": "b"}', "line 3, column 19: not valid JSON"),
+        ('{"text": "a"}\n{"text": 5}', "line 2: text is 5, which is not text"),
+        ('{"text": "a"}\n{"text": ["b"]}', r"line 2: text is \['b'\], which is not text"),
+        ('{"text": "a"}\n[1]', r"line 2: \[1\] is not a JSON object"),
+        ('{"text": "a"}\n' + "[" * 100_000, "line 2: not readable JSON"),
+    ],
+)
+def test_bad_json_is_located(text: str, place: str) -> None:
+    with pytest.raises(InputError, match=f"a, {place}"):
+        read_json(text)
+
+
+def test_bad_json_array_is_located() -> None:
+    with pytest.raises(InputError, match="a, line 2, column 10: not valid JSON"):
+        read_json('[{"text": "a"},\n{"text": }]', array=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("text,n\na,1\nlong, text,1\n", "line 3: 3 cells under 2 columns"),
+        ('text,n\na,1\n"open,1\nb,2\n', "line 4: unexpected end of data"),
+        (
+            'text,n\n"a" b,1\n',
+            "line 2: ',' expected after '\"'; in a quoted cell, write a double quote twice",
+        ),
+    ],
+)
+def test_bad_csv_is_located(text: str, place: str) -> None:
+    with pytest.raises(InputError, match=f"a, {place}"):
+        read_csv(text)
+
+
+def test_parquet_row_that_is_not_unicode_is_an_error() -> None:
+    broken = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xe9")]
+    )
+    with pytest.raises(UnicodeDecodeError):
+        read_parquet(pa.table({"text": broken}))
+
+
+def test_half_a_surrogate_pair_is_replaced() -> None:
+    assert read_json(r'{"text": "a \ud83d b \ud83d\ude00"}') == ["a ? b 😀"]
+
+
+def test_long_cells_are_read() -> None:
+    text = "word " * 100_000
+    assert read_csv(f"text\n{text}\n") == [text]
+
+
+def test_rows_are_read_as_they_are_drawn() -> None:
+    def rows() -> Iterator[tuple[str, dict[str, Any]]]:
+        yield from ((f"row {number}", {"text": "a"}) for number in range(1000))
+        raise AssertionError("read too far")
+
+    documents = row_documents(rows(), "a", None, ReadReport("a"))
+    assert [next(documents) for _ in range(500)] == ["a"] * 500

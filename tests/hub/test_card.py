@@ -1,0 +1,50 @@
+"""The model card is valid Markdown with the front matter the hub expects."""
+
+from __future__ import annotations
+
+import yaml
+from huggingface_hub import ModelCard
+
+from mlm.config.model import ModelConfig
+from mlm.hub import model_card
+
+CONFIG = ModelConfig(
+    vocab_size=128, hidden_size=16, num_attention_heads=2, num_hidden_layers=2, intermediate_size=24
+)
+FACTS = {"validation loss": 3.94871, "tokens": 1_600_000}
+
+
+def test_front_matter_is_read_by_the_hub_library():
+    card = ModelCard(model_card("novels", CONFIG, FACTS, "ModernBertForMaskedLM"))
+    assert card.data.pipeline_tag == "fill-mask"
+    assert card.data.library_name == "transformers"
+    assert card.data.license is None
+
+
+def test_card_names_model_sizes_and_facts():
+    card = model_card("novels", CONFIG, FACTS, "ModernBertForMaskedLM")
+    assert "# novels\n" in card
+    assert 'ModernBertForMaskedLM.from_pretrained("novels")' in card
+    assert "| validation loss | 3.949 |" in card
+    assert "| tokens | 1600000 |" in card
+    assert "| hidden_size | 16 |" in card
+    assert "| embeddings | 2,048 |" in card
+
+
+def test_example_of_a_stock_model_runs(tmp_path, monkeypatch, tokenizer):
+    from mlm.hub import architecture_of, save_pretrained
+    from mlm.model import MaskedLM
+
+    card = model_card("novels", CONFIG, {}, architecture_of(CONFIG))
+    save_pretrained(tmp_path / "novels", MaskedLM(CONFIG), tokenizer, 32, card)
+    monkeypatch.chdir(tmp_path)
+    code = (tmp_path / "novels" / "README.md").read_text().split("```")[1].removeprefix("python\n")
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert type(names["model"]).__name__ == "ModernBertForMaskedLM"
+
+
+def test_card_of_our_own_format_names_our_loader():
+    card = model_card("novels", CONFIG, {}, "MaskedLM")
+    assert 'load_pretrained("novels")' in card
+    assert "transformers" in yaml.safe_load(card.split("---")[1])["library_name"]

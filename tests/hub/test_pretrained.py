@@ -1,0 +1,257 @@
+"""Writing a folder whole or not at all, and every way in which reading one can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, ModernBertForMaskedLM, pipeline
+
+from mlm.config.errors import InputError
+from mlm.config.model import ModelConfig
+from mlm.hub import load_pretrained, save_pretrained
+from mlm.model import MaskedLM
+from mlm.tokenizer import SpecialTokens
+
+MODERN = ModelConfig(
+    vocab_size=128,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=32,
+)
+CLASSIC = replace(
+    MODERN,
+    norm_position="post",
+    position_embedding="learned",
+    activation="gelu",
+    type_vocab_size=2,
+    norm_bias=True,
+    attention_bias=True,
+    mlp_bias=True,
+    head_bias=True,
+)
+FILES = ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+
+
+@pytest.fixture
+def model() -> MaskedLM:
+    torch.manual_seed(0)
+    return MaskedLM(MODERN)
+
+
+@pytest.fixture
+def folder(tmp_path, model, tokenizer):
+    return save_pretrained(tmp_path / "runs" / "model", model, tokenizer, 32, "# Card")
+
+
+@pytest.mark.parametrize("config", [MODERN, CLASSIC], ids=["modern", "classic"])
+def test_tokenizer_and_pipeline_work(config, tmp_path, tokenizer, documents):
+    folder = save_pretrained(tmp_path / "model", MaskedLM(config), tokenizer, 32, "")
+    theirs, special = AutoTokenizer.from_pretrained(folder), SpecialTokens.from_tokenizer(tokenizer)
+    assert theirs(documents[0])["input_ids"] == tokenizer.encode(documents[0]).ids
+    pair = theirs("the harbour", "a letter")
+    assert pair["input_ids"] == tokenizer.encode("the harbour", "a letter").ids
+    assert ("token_type_ids" in pair) == (config.type_vocab_size > 0)
+    assert theirs.model_max_length == 32
+    assert theirs("the [MASK] waits")["input_ids"].count(special.mask) == 1
+    written = json.loads((folder / "config.json").read_text())
+    for name in ("pad", "cls", "sep", "mask"):
+        assert written[f"{name}_token_id"] == getattr(special, name) == getattr(theirs, f"{name}_token_id")
+    kind = ModernBertForMaskedLM if config is MODERN else BertForMaskedLM
+    fill = pipeline("fill-mask", model=kind.from_pretrained(folder), tokenizer=theirs)
+    found = fill("the old [MASK] waits for rain", top_k=120)
+    assert [row["score"] for row in found] == sorted((row["score"] for row in found), reverse=True)
+    assert sum(row["score"] for row in found) == pytest.approx(1.0, abs=1e-4)
+    assert {row["token"] for row in found} == set(range(120))
+
+
+def test_padding_ids_never_win(tmp_path, model, tokenizer):
+    with torch.no_grad():
+        model.head.bias[120:] = 50.0
+    before = model.head.bias.clone()
+    folder = save_pretrained(tmp_path / "model", model, tokenizer, 32, "")
+    theirs, ids = ModernBertForMaskedLM.from_pretrained(folder), torch.arange(24).view(2, 12)
+    assert theirs(input_ids=ids).logits.argmax(-1).max() < 120
+    assert load_pretrained(folder)(ids).argmax(-1).max() < 120
+    assert torch.equal(model.head.bias, before)
+
+
+def test_saving_leaves_the_model_and_the_random_numbers_alone(tmp_path, model, tokenizer):
+    model.train()
+    before, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    save_pretrained(tmp_path / "model", model, tokenizer, 32, "")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_folder_holds_the_files_and_the_card(folder):
+    assert sorted(os.listdir(folder)) == FILES
+    assert os.listdir(folder.parent) == ["model"]
+    card = (folder / "README.md").read_text()
+    assert card.startswith("# Card\n\nRead back after writing, no logit differs by more than 0.0e+00.")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["ModernBertForMaskedLM"]
+    assert config["vocab_size"] == 128
+
+
+def test_longest_row_is_the_tokenizers_where_the_model_has_none(tmp_path, tokenizer):
+    model = MaskedLM(replace(MODERN, max_position_embeddings=None))
+    folder = save_pretrained(tmp_path / "model", model, tokenizer, 24, "")
+    assert load_pretrained(folder).config.max_position_embeddings == 24
+
+
+def test_model_folder_is_replaced_whole(folder, model, tokenizer):
+    with torch.no_grad():
+        model.head.bias[7] = 3.0
+    save_pretrained(folder, model, tokenizer, 32, "# New")
+    assert load_pretrained(folder).head.bias[7] == 3.0
+    assert os.listdir(folder.parent) == ["model"]
+    assert sorted(os.listdir(folder)) == FILES
+
+
+def test_folder_with_other_files_is_left_alone(folder, model, tokenizer):
+    (folder / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"taken by something else \(thesis.txt\)"):
+        save_pretrained(folder, model, tokenizer, 32, "")
+    assert (folder / "thesis.txt").read_text() == "mine"
+    plain = folder.parent / "file"
+    plain.write_text("mine")
+    with pytest.raises(InputError, match=r"taken by something else \(file\)"):
+        save_pretrained(plain, model, tokenizer, 32, "")
+
+
+def test_failed_check_leaves_what_was_there(folder, model, tokenizer):
+    before = (folder / "model.safetensors").read_bytes()
+    with torch.no_grad():
+        model.head.bias[3] = float("nan")
+    with pytest.raises(InputError, match="not finite"):
+        save_pretrained(folder, model, tokenizer, 32, "# New")
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert os.listdir(folder.parent) == ["model"]
+
+
+def test_larger_tokenizer_is_refused_with_both_sizes(tmp_path, tokenizer):
+    with pytest.raises(InputError, match="120 entries, more than the model's vocab_size=64"):
+        save_pretrained(tmp_path / "model", MaskedLM(replace(MODERN, vocab_size=64)), tokenizer, 32, "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_half_precision_file_is_read_as_float32(folder, model):
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
+    again = load_pretrained(folder)
+    assert all(weight.dtype == torch.float32 for weight in again.parameters())
+    torch.testing.assert_close(again(torch.ones(1, 4, dtype=torch.long)).isfinite().all(), torch.tensor(True))
+
+
+def test_missing_folder_says_what_writes_one(tmp_path, folder):
+    with pytest.raises(
+        InputError, match=r"nowhere/config.json does not exist.*model.safetensors.*mlm pretrain"
+    ):
+        load_pretrained(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=rf"did you mean {folder}\?"):
+        load_pretrained(folder.parent)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"neither model.safetensors nor pytorch_model.bin"):
+        load_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type=gpt2 is not supported, only bert, modernbert, mlm"),
+        ({"model_type": None}, "model_type=None is not supported"),
+        ({"hidden_size": 15}, "config.json: model.hidden_size=15 must be a multiple"),
+        ({"hidden_size": "wide"}, "config.json: "),
+    ],
+)
+def test_bad_config_is_one_line(folder, change, message):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(InputError, match=message) as caught:
+        load_pretrained(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2]", ""])
+def test_config_that_is_no_object_is_refused(folder, text):
+    (folder / "config.json").write_text(text)
+    with pytest.raises(InputError, match=r"config.json"):
+        load_pretrained(folder)
+
+
+def test_weights_that_do_not_fit_are_listed(folder):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.0.attn.Wo.weight"]
+    tensors["model.layers.7.attn.Wo.weight"] = torch.ones(2)
+    tensors["model.final_norm.weight"] = torch.ones(9)
+    save_file(tensors, path)
+    with pytest.raises(InputError) as caught:
+        load_pretrained(folder)
+    message = str(caught.value)
+    assert "missing: model.layers.0.attn.Wo.weight" in message
+    assert "unexpected: model.layers.7.attn.Wo.weight" in message
+    assert "wrong shape: model.final_norm.weight is (9,), by config.json (16,)" in message
+    assert "\n" not in message
+
+
+def test_wrong_shape_of_a_stacked_part_is_named(tmp_path):
+    BertForMaskedLM(
+        BertConfig(
+            vocab_size=128, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24
+        )
+    ).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    key = "bert.encoder.layer.0.attention.self.key.weight"
+    save_file({**load_file(path), key: torch.ones(16, 8)}, path)
+    with pytest.raises(InputError, match=rf"{key} is \(16, 8\), by config.json \(16, 16\)"):
+        load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 5, 500, 3000])
+def test_truncated_weights_are_refused(folder, size):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(InputError, match=r"model.safetensors is damaged or incomplete"):
+        load_pretrained(folder)
+
+
+class Malice:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_pickled_weights_are_read_only_when_harmless(folder, model, tmp_path):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    ids = torch.arange(10)[None]
+    assert torch.equal(load_pretrained(folder)(ids)[..., :120], model.eval()(ids)[..., :120])
+    marker = tmp_path / "marker"
+    torch.save({**tensors, "extra": Malice(marker)}, folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"pytorch_model.bin was not opened.*could run code") as caught:
+        load_pretrained(folder)
+    assert "\n" not in str(caught.value)
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Malice(marker)))
+    with pytest.raises(InputError, match="could run code"):
+        load_pretrained(folder)
+    assert not marker.exists()
+    for content in (b"", b"nonsense"):
+        (folder / "pytorch_model.bin").write_bytes(content)
+        with pytest.raises(InputError, match="damaged"):
+            load_pretrained(folder)
+    torch.save([1, 2], folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match="damaged"):
+        load_pretrained(folder)

@@ -1,0 +1,90 @@
+"""Attention against torch's own, and its two ways against each other."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from mlm.config.model import ModelConfig
+from mlm.model import MaskedLM, fused_blocks
+from mlm.model.attention import SelfAttention, attend_by_kernel, attend_by_matmul
+from mlm.model.positions import document_bias
+
+MASK = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]])
+
+
+def states(*shape: int) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(3, *shape, requires_grad=True) for _ in range(3))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_both_ways_equal(masked):
+    bias = document_bias(MASK, torch.float32) if masked else None
+    inputs = states(2, 6, 4)
+    outputs, gradients = [], []
+    for attend in (attend_by_matmul, attend_by_kernel):
+        output = attend(*inputs, bias, 0.0)
+        outputs.append(output)
+        gradients.append(torch.autograd.grad(output.square().sum(), inputs))
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-5)
+    assert outputs[0].isfinite().all()
+
+
+@pytest.mark.gpu
+def test_kernel_equals_matmul_on_gpu():
+    bias = document_bias(MASK, torch.float32).cuda()
+    inputs = [state.detach().cuda() for state in states(2, 6, 8)]
+    by_matmul, by_kernel = (attend(*inputs, bias, 0.0) for attend in (attend_by_matmul, attend_by_kernel))
+    torch.testing.assert_close(by_matmul, by_kernel, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("attend", [attend_by_matmul, attend_by_kernel])
+def test_dropout_drops_weights_and_keeps_their_mean(attend):
+    torch.manual_seed(0)
+    query, key = torch.zeros(2, 1, 1, 400, 4)
+    value = torch.ones(1, 1, 400, 4)
+    sums = attend(query, key, value, None, 0.25)  # each weight is 1/400 or dropped
+    assert sums.mean().item() == pytest.approx(1.0, abs=0.01)
+    assert sums.std().item() == pytest.approx((0.25 / 0.75 / 400) ** 0.5, rel=0.1)
+    assert attend(query, key, value, None, 0.0).std().item() < 1e-6
+
+
+def test_attention_equals_torch():
+    config = ModelConfig(hidden_size=12, num_attention_heads=3, attention_bias=True, attention_dropout=0.3)
+    ours, theirs = SelfAttention(config).eval(), nn.MultiheadAttention(12, 3, batch_first=True).eval()
+    ours.query_key_value.weight.data.copy_(theirs.in_proj_weight)
+    nn.init.normal_(theirs.in_proj_bias)
+    ours.query_key_value.bias.data.copy_(theirs.in_proj_bias)
+    ours.output.load_state_dict(theirs.out_proj.state_dict())
+    hidden, padding = torch.randn(2, 6, 12), torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]])
+    expected, _ = theirs(hidden, hidden, hidden, key_padding_mask=padding == 0)
+    found = ours(hidden, document_bias(padding, torch.float32))
+    torch.testing.assert_close(found[padding == 1], expected[padding == 1], atol=1e-6, rtol=1e-5)
+
+
+def test_dropout_is_off_in_evaluation():
+    attention = SelfAttention(ModelConfig(hidden_size=8, num_attention_heads=2, attention_dropout=0.5))
+    hidden = torch.randn(1, 5, 8)
+    assert not torch.equal(attention(hidden), attention(hidden))
+    attention.eval()
+    assert torch.equal(attention(hidden), attention(hidden))
+
+
+def test_fused_weights_are_named_and_stay_so():
+    config = ModelConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
+    expected = {
+        "encoder.layers.0.attention.query_key_value.weight": 3,
+        "encoder.layers.0.feed_forward.gate_up.weight": 2,
+    }
+    model = MaskedLM(config)
+    assert fused_blocks(model) == fused_blocks(copy.deepcopy(model)) == expected
+    model.load_state_dict(MaskedLM(config).state_dict(), assign=True)
+    assert fused_blocks(model) == expected
+    parameters = dict(model.named_parameters())
+    assert all(parameters[name].shape[0] % blocks == 0 for name, blocks in expected.items())
+    classic = MaskedLM(ModelConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, activation="gelu"))
+    assert set(fused_blocks(classic).values()) == {3}

@@ -1,0 +1,114 @@
+"""The masked-LM head: masked positions only, tied, and the ids that no token has."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mlm.config.model import ModelConfig
+from mlm.model import MaskedLM, rule_out_unused_ids
+
+CONFIG = ModelConfig(
+    vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24
+)
+POSITIONS = torch.tensor([[0, 4, 5], [2, 2, 7]])
+
+
+@pytest.fixture
+def model() -> MaskedLM:
+    torch.manual_seed(0)
+    return MaskedLM(CONFIG)
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(64, (2, 8), generator=torch.Generator().manual_seed(1))
+
+
+def test_masked_positions_equal_selection_of_all(model, ids):
+    every = model(ids)
+    masked = model(ids, masked_positions=POSITIONS)
+    assert every.shape == (2, 8, 64)
+    assert masked.shape == (2, 3, 64)
+    rows = torch.arange(2)[:, None]
+    torch.testing.assert_close(masked, every[rows, POSITIONS])
+
+
+def test_sparse_loss_and_gradients_equal_dense(model, ids):
+    targets = torch.randint(64, (2, 3))
+    sparse = F.cross_entropy(model(ids, masked_positions=POSITIONS).flatten(0, 1), targets.flatten())
+    dense = F.cross_entropy(model(ids)[torch.arange(2)[:, None], POSITIONS].flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(sparse, dense)
+    parameters = list(model.parameters())
+    torch.testing.assert_close(
+        torch.autograd.grad(sparse, parameters), torch.autograd.grad(dense, parameters)
+    )
+
+
+def test_initial_loss_is_that_of_guessing(model, ids):
+    loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+    assert loss.item() == pytest.approx(math.log(64), rel=0.05)
+
+
+def test_output_matrix_is_the_embedding_table(model, ids):
+    assert sum(weight.shape == (64, 16) for weight in model.parameters()) == 1
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.encoder.embeddings.token.weight[63] += torch.randn(16)  # a token that the rows do not hold
+    rows = ids.masked_fill(ids == 63, 0)
+    changed = (model(rows) - twin(rows)).abs().amax((0, 1)) > 1e-6
+    assert changed.nonzero().flatten().tolist() == [63]
+
+
+def test_every_parameter_gets_a_gradient(ids):
+    config = ModelConfig(**{**vars(CONFIG), "type_vocab_size": 2, "attention_bias": True, "norm_bias": True})
+    model = MaskedLM(config)
+    model(ids, masked_positions=POSITIONS).logsumexp(-1).sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ruled_out_ids_have_no_probability_and_no_gradient(model, ids, dtype):
+    rule_out_unused_ids(model, 60)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        logits = model(ids)
+    assert logits.dtype == dtype
+    assert logits.isfinite().all()
+    assert logits.argmax(-1).max() < 60
+    assert not logits.softmax(-1)[..., 60:].any()
+    loss = F.cross_entropy(logits.float().flatten(0, 1), ids.flatten().clamp(max=59))
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(60), rel=0.05)
+    assert not model.head.bias.grad[60:].any()
+    assert model.head.bias.grad[:60].any()
+
+
+def test_ids_that_become_tokens_are_let_in_again(model):
+    rule_out_unused_ids(model, 50)
+    rule_out_unused_ids(model, 60)
+    assert model.head.bias[:60].eq(0).all()
+    assert model.head.bias[60:].eq(-1e4).all()
+
+
+def test_model_learns_two_rows(ids):
+    torch.manual_seed(0)
+    model = MaskedLM(CONFIG)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        loss = F.cross_entropy(model(ids, masked_positions=POSITIONS).flatten(0, 1), torch.arange(6) + 50)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 1.4  # two of the six slots are the same position, with two targets
+
+
+def test_same_seed_same_model():
+    models = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        models.append(MaskedLM(CONFIG).state_dict())
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])

@@ -1,0 +1,78 @@
+"""Documents in a row, their positions, and the rotation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
+
+from mlm.config.model import ModelConfig
+from mlm.model.positions import RotaryEmbedding, apply_rotary, document_bias, document_positions
+
+MASKS = {
+    "one document": [1, 1, 1, 1, 1],
+    "packed": [1, 1, 2, 3, 3],
+    "packed, then padding": [1, 2, 2, 0, 0],
+    "padding in front": [0, 0, 1, 1, 1],
+    "padding in between": [1, 1, 0, 1, 1],
+    "only padding": [0, 0, 0, 0, 0],
+    "as many documents as tokens": [1, 2, 3, 4, 5],
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_positions_count_from_first_token_of_document(name):
+    row = MASKS[name]
+    by_hand = [index - row.index(document) for index, document in enumerate(row)]
+    assert document_positions(torch.tensor([row, row[::-1]]))[0].tolist() == by_hand
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_bias_joins_equal_numbers_only(name):
+    row = MASKS[name]
+    bias = document_bias(torch.tensor([row]), torch.float32)[0, 0]
+    by_hand = [[0.0 if left == right else float("-inf") for right in row] for left in row]
+    assert bias.tolist() == by_hand
+
+
+def test_boolean_mask_is_one_document():
+    mask = torch.tensor([[True, True, False]])
+    assert document_positions(mask).tolist() == [[0, 1, 0]]
+    assert document_bias(mask, torch.float32).isinf().sum() == 4
+
+
+def rotary(theta: float, width: int = 8) -> RotaryEmbedding:
+    return RotaryEmbedding(ModelConfig(hidden_size=2 * width, num_attention_heads=2, rotary_theta=theta))
+
+
+@pytest.mark.parametrize("theta", [10000.0, 160000.0])
+def test_rotation_equals_transformers(theta):
+    query, key = torch.randn(2, 2, 3, 6, 8)  # each (B, H, S, K)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 2, 0]])
+    angles = positions[..., None] / theta ** (torch.arange(0, 8, 2) / 8)
+    angles = torch.cat((angles, angles), dim=-1)
+    expected = apply_rotary_pos_emb(query, key, angles.cos(), angles.sin())
+    rotation = rotary(theta)(positions, torch.float32)
+    for states, theirs in zip((query, key), expected, strict=True):
+        torch.testing.assert_close(apply_rotary(states, rotation), theirs)
+
+
+def test_rotated_products_depend_on_distance_alone():
+    query, key = torch.randn(2, 1, 1, 1, 8)
+    cos, sin = rotary(10000.0)(torch.arange(20)[None], torch.float32)
+
+    def product(at: int, of: int) -> float:
+        turned = (apply_rotary(x, (cos[:, :, i], sin[:, :, i])) for x, i in ((query, at), (key, of)))
+        left, right = turned
+        return (left * right).sum().item()
+
+    assert product(5, 2) == pytest.approx(product(18, 15), abs=1e-5)
+    assert product(5, 2) != pytest.approx(product(5, 3), abs=1e-3)
+
+
+def test_angles_are_exact_before_the_cast():
+    exact = rotary(10000.0)(torch.tensor([[4097]]), torch.float32)
+    cast = rotary(10000.0)(torch.tensor([[4097]]), torch.bfloat16)
+    for full, half in zip(exact, cast, strict=True):
+        assert half.dtype == torch.bfloat16
+        assert torch.equal(full.bfloat16(), half)

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from mlm.__main__ import COMMANDS, Command, main
+
+ROOT = Path(__file__).parent.parent
+
+RUN_WITHOUT_TORCH = """
+import runpy, sys
+try:
+    runpy.run_path({script!r}, run_name="__main__")
+finally:
+    print("torch" in sys.modules)
+"""
+
+
+def run_script(cwd, *words):
+    """Run train.py in a process of its own; its last line says whether torch was imported."""
+    code = RUN_WITHOUT_TORCH.format(script=str(ROOT / "train.py"))
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=cwd, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_mistake_is_one_line_without_torch_and_leaves_nothing(tmp_path):
+    done = run_script(tmp_path, "--model.hiden_size", "3")
+    assert done.returncode == 2
+    assert (
+        done.stderr == "train.py: error: unknown key --model.hiden_size; did you mean --model.hidden_size?\n"
+    )
+    assert done.stdout == "False\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_needs_no_torch(tmp_path):
+    done = run_script(tmp_path, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: train.py")
+    assert done.stdout.endswith("False\n")
+    assert done.stderr == ""
+
+
+def test_module_and_console_script_are_the_same(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "mlm", "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
+def test_overview_has_a_line_for_each_command(capsys, words):
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, command in COMMANDS.items():
+        assert any(line.split() == [name, *command.help.split()] for line in lines)
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mlm {version('mlm')}\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("pretrian", "mlm: error: unknown command pretrian; did you mean pretrain?\n"),
+        ("fill_mask", "mlm: error: unknown command fill_mask; did you mean fill-mask?\n"),
+        ("qqq", "mlm: error: unknown command qqq; there are pretrain, evaluate, fill-mask\n"),
+    ],
+)
+def test_unknown_command(capsys, word, message):
+    with pytest.raises(SystemExit) as stop:
+        main([word, "--seed", "1"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_help(capsys, name):
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: mlm {name} ")
+
+
+def test_mistake_names_the_command(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["evaluate", "--model", "nowhere"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("mlm evaluate: error: model=nowhere is not a model folder")
+
+
+@pytest.fixture
+def probe(tmp_path, monkeypatch):
+    """Add a command of our own, as one entry of the table, whose function does what its first word says."""
+    source = """
+        import logging
+        from dataclasses import dataclass
+
+        from mlm.config.errors import InputError
+
+        @dataclass
+        class ProbeConfig:
+            do: list[str]
+
+        def probe(config):
+            logging.getLogger("mlm.probe").info("working")
+            if config.do == ["refuse"]:
+                raise InputError("line 3 of x.txt:\\n not UTF-8")
+            if config.do == ["interrupt"]:
+                raise KeyboardInterrupt
+            return None if config.do == ["nothing"] else int(config.do[0])
+    """
+    (tmp_path / "mlm_probe.py").write_text(textwrap.dedent(source))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(COMMANDS, "probe", Command("", "mlm_probe:ProbeConfig", "mlm_probe:probe", "do"))
+
+
+@pytest.mark.usefixtures("probe")
+def test_exit_status_of_the_work(capsys, caplog):
+    assert main(["probe", "nothing"]) == 0
+    assert main(["probe", "143"]) == 143
+    assert "working" in caplog.text
+    for word, code in (("refuse", 2), ("interrupt", 130)):
+        with pytest.raises(SystemExit) as stop:
+            main(["probe", word])
+        assert stop.value.code == code
+    assert capsys.readouterr().err.startswith(
+        "mlm probe: error: line 3 of x.txt: not UTF-8\nmlm probe: interrupted\n"
+    )

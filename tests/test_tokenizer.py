@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from mlm import tokenizer as module
+from mlm.config.data import TokenizerConfig
+from mlm.config.errors import InputError
+from mlm.tokenizer import (
+    SPECIAL_TOKENS,
+    SpecialTokens,
+    encode_documents,
+    load_tokenizer,
+    starts_word,
+    tokenizer_digest,
+    train_tokenizer,
+)
+
+WORDS = (
+    "The quiet harbour lights turn slowly past an old stone wall; Café Öl, naïve boats don't wait (really)."
+)
+TEXTS = [WORDS, WORDS.lower(), "two boats drift past the mill while the tide turns, 灯光 慢慢", "x" * 30] * 3
+TIES = [" ".join(f"{a}{b}" for b in ("ar", "el", "or", "un", "ek")) for a in "bcdfghjklmnpqrst"]
+
+WORDPIECE = TokenizerConfig(vocab_size=200)
+CASED = TokenizerConfig(vocab_size=200, lowercase=False)
+BPE = TokenizerConfig(type="bpe", vocab_size=400)
+CASED_BPE = TokenizerConfig(type="bpe", vocab_size=400, lowercase=False)
+ALL = pytest.mark.parametrize(
+    "config", [WORDPIECE, CASED, BPE, CASED_BPE], ids=["wordpiece", "cased", "bpe", "cased-bpe"]
+)
+
+
+def tokens(tokenizer: Tokenizer, text: str) -> list[str]:
+    return [str(tokenizer.id_to_token(id_)) for id_ in encode_documents(tokenizer, [text])[0]]
+
+
+def longest_match(word: str, vocab: dict[str, int]) -> list[str]:
+    """WordPiece by its definition: again and again the longest piece that fits."""
+    pieces, start = [], 0
+    while start < len(word):
+        fitting = [("##" if start else "") + word[start:end] for end in range(len(word), start, -1)]
+        piece = next((piece for piece in fitting if piece in vocab), None)
+        if piece is None:
+            return ["[UNK]"]
+        pieces.append(piece)
+        start += len(piece.removeprefix("##") if start else piece)
+    return pieces
+
+
+@pytest.mark.parametrize("config", [WORDPIECE, CASED])
+def test_wordpiece_is_the_longest_match(config: TokenizerConfig) -> None:
+    tokenizer = train_tokenizer(TEXTS, config)
+    for text in [*TEXTS, "unseen words turning, quietly; harbours Ψ"]:
+        words = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text))
+        expected = [piece for word, _ in words for piece in longest_match(word, tokenizer.get_vocab())]
+        assert tokens(tokenizer, text) == expected
+
+
+@ALL
+def test_round_trip_through_a_file_and_transformers(config: TokenizerConfig, tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = train_tokenizer(TEXTS, config)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path)
+    stock = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    assert tokenizer_digest(loaded) == tokenizer_digest(tokenizer)
+    for text in [*TEXTS, "a [MASK] b", "[MASK], unseen Ωmega", ""]:
+        encoding = tokenizer.encode(text)
+        assert loaded.encode(text).ids == encoding.ids == stock(text)["input_ids"]
+    program = (
+        "import json, sys; from mlm.tokenizer import load_tokenizer\n"
+        "tokenizer, texts = load_tokenizer(sys.argv[1]), json.loads(sys.argv[2])\n"
+        "print(json.dumps([tokenizer.encode(text).ids for text in texts]))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path), json.dumps(TEXTS)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert json.loads(output) == [tokenizer.encode(text).ids for text in TEXTS]
+
+
+@ALL
+def test_special_tokens_and_templates(config: TokenizerConfig) -> None:
+    tokenizer = train_tokenizer(TEXTS, config)
+    special = SpecialTokens.from_tokenizer(tokenizer)
+    assert special.ids == (0, 1, 2, 3, 4)
+    assert [tokenizer.id_to_token(id_) for id_ in special.ids] == list(SPECIAL_TOKENS)
+    single = tokenizer.encode("old [MASK] wall")
+    assert single.ids.count(special.mask) == 1
+    assert (single.ids[0], single.ids[-1]) == (special.cls, special.sep)
+    pair = tokenizer.encode("old", "wall")
+    end = pair.ids.index(special.sep)
+    assert pair.type_ids == [0] * (end + 1) + [1] * (len(pair.ids) - end - 1)
+    assert pair.ids[-1] == special.sep
+    assert tokenizer.get_vocab_size() <= config.vocab_size
+
+
+@ALL
+def test_mask_takes_the_place_of_a_word(config: TokenizerConfig) -> None:
+    tokenizer = train_tokenizer(TEXTS, config)
+    text = "the quiet harbour lights"
+    ids = tokenizer.encode(text).ids
+    masked = tokenizer.encode(text.replace("harbour", "[MASK]")).ids
+    start = masked.index(4)
+    assert masked[:start] == ids[:start]
+    assert masked[start + 1 :] == ids[len(ids) - len(masked) + start + 1 :]
+
+
+@ALL
+def test_decoder_gives_the_text_back(config: TokenizerConfig) -> None:
+    tokenizer = train_tokenizer(TEXTS, config)
+    text = "quiet harbour lights turn slowly"
+    assert tokenizer.decode(encode_documents(tokenizer, [text])[0]) == text
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_training_is_the_same_in_every_process(threads: str) -> None:
+    configs = [
+        TokenizerConfig(vocab_size=60),
+        TokenizerConfig(vocab_size=100),
+        WORDPIECE,
+        TokenizerConfig(type="bpe", vocab_size=290),
+    ]
+    expected = [tokenizer_digest(train_tokenizer(TIES + TEXTS, config)) for config in configs]
+    program = (
+        "import json, sys; from mlm.config.data import TokenizerConfig\n"
+        "from mlm.tokenizer import tokenizer_digest, train_tokenizer\n"
+        "texts, configs = json.loads(sys.argv[1])\n"
+        "for config in configs: print(tokenizer_digest(train_tokenizer(texts, TokenizerConfig(**config))))"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        json.dumps([TIES + TEXTS, [vars(config) for config in configs]]),
+    ]
+    environment = {**os.environ, "RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads}
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert output.split() == expected
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_alphabet_equals_counting_normalised_words(lowercase: bool) -> None:
+    texts = [*TEXTS, "İstanbul ǅ ŉ ﬁ Å\u030a \u2028 a\u00adb \ud55c\uad6d a\x00b \t 𝔘 😀", "\u0958 ßẞ ΣΑΣ ǆ"]
+    tokenizer = module._empty_wordpiece(TokenizerConfig(lowercase=lowercase), {})
+    counts: Counter[str] = Counter()
+    for text in texts:
+        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
+            counts.update(word)
+    order = sorted(counts, key=lambda character: (-counts[character], character))
+    for limit in (3, 20, 10**6):
+        assert module._alphabet(texts, tokenizer, limit) == sorted(order[:limit])
+
+
+@pytest.mark.parametrize("vocab_size", [16, 17, 30, 64, 150, 1000])
+def test_vocabulary_is_never_larger_than_asked_for(vocab_size: int) -> None:
+    tokenizer = train_tokenizer(TEXTS, TokenizerConfig(vocab_size=vocab_size))
+    vocab = tokenizer.get_vocab()
+    assert len(vocab) <= vocab_size
+    assert sorted(vocab.values()) == list(range(len(vocab)))
+
+
+def test_characters_that_are_words_have_no_inner_piece() -> None:
+    vocab = train_tokenizer(TEXTS, TokenizerConfig(vocab_size=1000)).get_vocab()
+    assert {"灯", ",", "a", "##a"} <= vocab.keys()
+    assert not {"##灯", "##,"} & vocab.keys()
+
+
+def test_case_and_accents_are_kept_or_folded() -> None:
+    cased, folded = train_tokenizer(TEXTS, CASED), train_tokenizer(TEXTS, WORDPIECE)
+    assert tokens(cased, "The") != tokens(cased, "the")
+    assert "".join(tokens(cased, "Öl")).replace("##", "") == "Öl"
+    assert tokens(folded, "The Café") == tokens(folded, "the cafe")
+    bpe = train_tokenizer(TEXTS, BPE)
+    assert tokens(bpe, "The Café") == tokens(bpe, "the cafe")
+    kept = train_tokenizer(TEXTS, CASED_BPE)
+    assert kept.decode(encode_documents(kept, ["The Café\nÖl  灯 😀"])[0]) == "The Café\nÖl  灯 😀"
+
+
+def test_odd_characters_are_removed_or_become_spaces() -> None:
+    odd = [
+        "a\x00b",
+        "a\u200bb",
+        "soft\u00adhyphen",
+        "👨\u200d👩\u200d👧 ok",
+        "tab\there",
+        "bad\ufffdchar",
+        "a\u2028b",
+        "\x07",
+    ]
+    plain = ["ab", "ab", "softhyphen", "👨👩👧 ok", "tab here", "badchar", "a b", ""]
+    tokenizer = train_tokenizer(odd + plain, WORDPIECE)
+    assert encode_documents(tokenizer, odd) == encode_documents(tokenizer, plain)
+    removed = set("\x00\u200b\u00ad\u200d\ufffd\x07\t\u2028")
+    assert not any(removed & set(token) for token in tokenizer.get_vocab())
+    bpe = train_tokenizer(odd, BPE)
+    assert bpe.decode(encode_documents(bpe, [odd[0]])[0]) == odd[0]
+
+
+@ALL
+def test_written_special_tokens_are_ordinary_text(config: TokenizerConfig) -> None:
+    texts = ["write [MASK] on the door", "the tag [SEP] and [CLS] are only words here", "[PAD][UNK] ##x"]
+    tokenizer = train_tokenizer([*TEXTS, *texts * 3], config)
+    before = tokenizer.to_str()
+    for ids in encode_documents(tokenizer, texts):
+        assert not set(ids) & set(SpecialTokens.from_tokenizer(tokenizer).ids)
+    assert tokenizer.to_str() == before
+    assert 4 in tokenizer.encode(texts[0]).ids  # the tokenizer itself still knows a mask when it sees one
+
+
+@ALL
+def test_padding_and_truncation_of_the_file_do_not_matter(config: TokenizerConfig) -> None:
+    tokenizer = train_tokenizer(TEXTS, config)
+    expected = encode_documents(tokenizer, TEXTS)
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    assert encode_documents(tokenizer, TEXTS) == expected
+    assert len(tokenizer.encode(TEXTS[0]).ids) == 64
+
+
+@ALL
+def test_cutting_long_documents_changes_no_token(
+    config: TokenizerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = train_tokenizer(TEXTS, config)
+    texts = ["", "\n".join(TEXTS), "a  b\n\nc\t d " + WORDS * 4, " ", "old wall " * 50]
+    whole = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    for size in (40, 57, 100):
+        monkeypatch.setattr(module, "PIECE_CHARACTERS", size)
+        monkeypatch.setattr(module, "GROUP_CHARACTERS", 3 * size)
+        assert [piece for text in texts for piece in module._pieces(text)] != texts
+        assert encode_documents(tokenizer, texts) == whole
+
+
+@ALL
+def test_text_without_spaces_is_safe(config: TokenizerConfig) -> None:
+    giant = "abcdefghij" * 100_000
+    tokenizer = train_tokenizer([giant, *TEXTS], config)
+    assert max(map(len, tokenizer.get_vocab())) <= module.MAX_WORD_CHARACTERS + 2
+    assert len(encode_documents(tokenizer, [giant])[0]) > 0
+
+
+def test_long_words_are_cut_up_to_the_limit() -> None:
+    limit = module.MAX_WORD_CHARACTERS
+    tokenizer = train_tokenizer(["a" * 101, "aa aa"], WORDPIECE)
+    unknown = SpecialTokens.from_tokenizer(tokenizer).unk
+    fits, too_long = encode_documents(tokenizer, ["a" * limit, "a" * (limit + 1)])
+    assert unknown not in fits
+    assert too_long == [unknown]
+
+
+def test_word_with_an_unseen_character_is_one_unknown_token() -> None:
+    tokenizer = train_tokenizer(["quiet harbour unwanted wall lamp"] * 3, WORDPIECE)
+    assert encode_documents(tokenizer, ["quiet harbour unwantedψ wall ☂ lamp"])[0].count(1) == 2
+
+
+def test_training_reads_no_more_than_needed() -> None:
+    def endless() -> object:
+        yield from ["some words"] * 100
+        raise AssertionError("read too far")
+
+    progress: list[int] = []
+    tokenizer = train_tokenizer(endless(), WORDPIECE, max_bytes=95, progress=progress.append)  # type: ignore[arg-type]
+    assert sum(progress) == 100
+    assert tokenizer_digest(tokenizer) == tokenizer_digest(
+        train_tokenizer(["some words"] * 9 + ["some "], WORDPIECE)
+    )
+
+
+@ALL
+@pytest.mark.parametrize("texts", [[], [""], [" ", "\n"]])
+def test_training_without_text_is_an_error(config: TokenizerConfig, texts: list[str]) -> None:
+    with pytest.raises(InputError, match="no text to learn a vocabulary from"):
+        train_tokenizer(texts, config)
+
+
+def test_bpe_needs_room_for_every_byte() -> None:
+    with pytest.raises(InputError, match=r"tokenizer\.vocab_size=260 must be at least 261 for type bpe"):
+        train_tokenizer(TEXTS, TokenizerConfig(type="bpe", vocab_size=260))
+    assert train_tokenizer(TEXTS, TokenizerConfig(type="bpe", vocab_size=261)).get_vocab_size() == 261
+
+
+def grouped(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Return the words of a text according to `starts_word`."""
+    starts = starts_word(tokenizer)
+    words: list[list[int]] = []
+    for number, id_ in enumerate(encode_documents(tokenizer, [text])[0]):
+        if starts[id_] or number == 0:
+            words.append([])
+        words[-1].append(id_)
+    return [tokenizer.decode(word).strip() for word in words]
+
+
+@ALL
+def test_words_are_found_from_the_ids(config: TokenizerConfig) -> None:
+    tokenizer = train_tokenizer(TEXTS, config)
+    starts = starts_word(tokenizer)
+    assert starts.shape == (tokenizer.get_vocab_size(),)
+    assert starts.dtype == np.bool_
+    assert starts[:5].all()
+    assert grouped(tokenizer, "unharboured lights, slowly") == ["unharboured", "lights", ",", "slowly"]
+
+
+def test_words_of_chinese_are_characters() -> None:
+    tokenizer = train_tokenizer(TEXTS, TokenizerConfig(vocab_size=1000))
+    assert grouped(tokenizer, "灯光boats") == ["灯", "光", "boats"]
+
+
+def test_words_of_other_vocabularies_are_an_error() -> None:
+    unigram = Tokenizer(models.Unigram([("a", 0.0)], unk_id=0))
+    characters = Tokenizer(models.BPE({"a": 0}, []))
+    for tokenizer, kind in ((unigram, "Unigram"), (characters, "BPE")):
+        with pytest.raises(InputError, match=f"byte-level BPE vocabulary, not {kind}"):
+            starts_word(tokenizer)
+
+
+def test_roberta_names_are_found() -> None:
+    vocab = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "<mask>": 5}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
+    assert SpecialTokens.from_tokenizer(tokenizer) == SpecialTokens(pad=1, unk=3, cls=0, sep=2, mask=5)
+
+
+def test_byte_level_is_found_in_a_sequence() -> None:
+    tokenizer = train_tokenizer(TEXTS, BPE)
+    expected = starts_word(tokenizer)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(), tokenizer.pre_tokenizer])
+    assert (starts_word(tokenizer) == expected).all()
+
+
+def test_bad_tokenizer_files_are_errors(tmp_path: Path) -> None:
+    without_mask = Tokenizer(
+        models.WordPiece({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3}, unk_token="[UNK]")
+    )
+    without_mask.normalizer = normalizers.BertNormalizer()
+    without_mask.save(str(tmp_path / "no_mask.json"))
+    (tmp_path / "text.json").write_text("no JSON\nat all")
+    (tmp_path / "config.json").write_text("{}")
+    for name, message in {
+        "nowhere.json": r"nowhere\.json: no such file; expected a tokenizer\.json",
+        ".": r"tokenizer\.json: no such file",
+        "text.json": r"text\.json: is not a tokenizer\.json",
+        "config.json": r"config\.json: is not a tokenizer\.json",
+        "no_mask.json": r"no_mask\.json: the tokenizer has no \[MASK\] \(or <mask>\)",
+    }.items():
+        with pytest.raises(InputError, match=message) as error:
+            load_tokenizer(tmp_path / name)
+        assert "\n" not in str(error.value)

@@ -1,0 +1,314 @@
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from mlm.config.errors import InputError
+from mlm.config.parse import save_config
+from mlm.config.training import LoggingConfig, ScheduleConfig
+from mlm.model.heads import MaskedLM
+from mlm.training.pretraining import pretrain, rescale_and_clip
+
+MUON = {"name": "muon", "lr": 5e-3}
+DROPOUT = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "hidden_dropout": 0.1}
+
+
+def folder_of(config):
+    return Path(config.runs_dir) / config.name
+
+
+def metrics(config):
+    with (folder_of(config) / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def column(config, name):
+    return [float(row[name]) for row in metrics(config) if row[name]]
+
+
+def weights(config):
+    return load_file(folder_of(config) / "model" / "model.safetensors")
+
+
+def assert_equal_weights(a, b, **tolerance):
+    assert a.keys() == b.keys()
+    for name in a:
+        if tolerance:
+            torch.testing.assert_close(a[name], b[name], **tolerance)
+        else:
+            assert torch.equal(a[name], b[name]), name
+
+
+def test_a_run_leaves_what_it_promises(tiny, capsys):
+    config = tiny(logging=LoggingConfig(wandb="offline"))
+    assert pretrain(config) == 0
+    folder = folder_of(config)
+    summary = json.loads((folder / "summary.json").read_text())
+    expected = (
+        "loss_first val_loss val_perplexity val_masked_accuracy unigram_entropy vocab_size num_parameters steps "
+        "tokens elapsed_s tokens_per_second model_dir"
+    )
+    assert set(expected.split()) <= set(summary)
+    assert summary["steps"] == 8
+    assert summary["loss_first"] == pytest.approx(math.log(summary["vocab_size"]), rel=0.05)
+    assert summary["val_perplexity"] == pytest.approx(math.exp(summary["val_loss"]))
+    assert summary["num_parameters"] == sum(tensor.numel() for tensor in weights(config).values())
+    for name in (
+        "config.yaml",
+        "model/config.json",
+        "model/tokenizer.json",
+        "model/README.md",
+        "plots/loss.png",
+    ):
+        assert (folder / name).stat().st_size > 0, name
+    assert list(folder.glob("wandb/offline-run-*/*.wandb"))
+    rows = metrics(config)
+    assert [int(row["step"]) for row in rows] == list(range(9))
+    assert [int(row["step"]) for row in rows if row["val/loss"]] == [0, 4, 8]
+    assert all(row["train/loss"] and row["optim/lr"] and row["optim/grad_norm"] for row in rows[1:])
+    assert int(rows[-1]["tokens"]) == summary["tokens"]
+    out = capsys.readouterr().out
+    for part in ("fill-mask", "evaluate", "--resume", str(folder / "model"), "word counts alone"):
+        assert part in out
+
+
+def test_twenty_lines_are_learnt_by_heart(tiny, tmp_path, documents):
+    """From ln(V) to below 1.0: the wiring of masks, labels, head and optimizer is right."""
+    path = tmp_path / "twenty.txt"
+    path.write_text("\n".join(documents[:20]))
+    config = tiny(
+        data={"sources": [type(tiny().data.sources[0])(str(path))]},
+        model={"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128},
+        trainer={"max_steps": 300, "global_batch_size": 16, "val_every": 300, "save_every": 300},
+        optimizer=MUON,
+    )
+    pretrain(config)
+    losses = column(config, "train/loss")
+    vocabulary = json.loads((folder_of(config) / "summary.json").read_text())["vocab_size"]
+    assert column(config, "val/loss")[0] == pytest.approx(math.log(vocabulary), rel=0.05)
+    assert np.mean(losses[-20:]) < 1.0
+
+
+@pytest.mark.parametrize("optimizer", [None, MUON])
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tiny, optimizer):
+    configs = [tiny(name=name, optimizer=optimizer, model=DROPOUT) for name in ("a", "b")]
+    configs.append(replace(tiny(name="c", optimizer=optimizer, model=DROPOUT), seed=1))
+    for config in configs:
+        pretrain(config)
+    assert column(configs[0], "train/loss") == column(configs[1], "train/loss")
+    assert_equal_weights(weights(configs[0]), weights(configs[1]))
+    assert column(configs[0], "train/loss") != column(configs[2], "train/loss")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "model", "trainer"),
+    [(None, DROPOUT, {"micro_batch_size": 4}), (MUON, {}, {}), (MUON, DROPOUT, {"micro_batch_size": 2})],
+)
+def test_a_resumed_run_equals_one_that_was_never_stopped(tiny, optimizer, model, trainer):
+    """Stopped at step 4 of 8, beyond one pass over the data (the corpus has about 5 global batches of 96 rows)."""
+    trainer = {"global_batch_size": 96, **trainer}
+    whole = tiny(name="whole", optimizer=optimizer, model=model, trainer=trainer)
+    pretrain(whole)
+    parts = tiny(name="parts", optimizer=optimizer, model=model, trainer=trainer)
+    stop_at(4, parts)
+    assert pretrain(replace(parts, resume=True)) == 0
+    for name in ("train/loss", "optim/lr", "optim/grad_norm", "tokens", "val/loss"):
+        assert column(parts, name) == column(whole, name), name
+    assert_equal_weights(weights(parts), weights(whole))
+
+
+def stop_at(step, config):
+    """Run until SIGTERM arrives after a step, as a scheduler would send it."""
+    from mlm.training import pretraining
+
+    class Signaller(pretraining.GracefulStop):
+        def on_step_end(self, trainer, module):
+            if trainer.global_step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            super().on_step_end(trainer, module)
+
+    original = pretraining.GracefulStop
+    pretraining.GracefulStop = Signaller
+    try:
+        assert pretrain(config) == 128 + signal.SIGTERM
+    finally:
+        pretraining.GracefulStop = original
+
+
+def test_accumulated_passes_give_the_gradient_of_one_batch(tiny):
+    runs = []
+    for micro in (1, 2, 8):
+        config = tiny(name=f"micro-{micro}", trainer={"micro_batch_size": micro, "max_steps": 4})
+        pretrain(config)
+        runs.append((column(config, "train/loss"), column(config, "optim/grad_norm"), weights(config)))
+    for losses, norms, tensors in runs[1:]:
+        assert losses == pytest.approx(runs[0][0], abs=1e-5)
+        assert norms == pytest.approx(runs[0][1], rel=1e-4)
+        assert_equal_weights(tensors, runs[0][2], atol=1e-4, rtol=1e-3)
+
+
+def test_learning_rate_counts_optimizer_steps_not_passes(tiny):
+    schedule = ScheduleConfig(name="linear", warmup_steps=3)
+    rates = []
+    for micro in (2, 8):
+        config = tiny(name=f"micro-{micro}", schedule=schedule, trainer={"micro_batch_size": micro})
+        pretrain(config)
+        rates.append(column(config, "optim/lr"))
+    assert rates[0] == rates[1]
+    assert rates[0] == pytest.approx([5e-3 * f for f in (1 / 3, 2 / 3, 1, 1, 0.8, 0.6, 0.4, 0.2)])
+
+
+def test_two_processes_train_like_one(tiny, tmp_path):
+    """Same losses and weights (1e-5) for AdamW without dropout at the same global batch, whoever computes it."""
+    alone = tiny(name="alone", trainer={"max_steps": 6})
+    pretrain(alone)
+    both = tiny(name="both", trainer={"max_steps": 6, "devices": 2})
+    save_config(both, tmp_path / "both.yaml")
+    script = tmp_path / "launch.py"
+    script.write_text(
+        "import sys\n"
+        "from mlm.config.experiment import PretrainConfig\n"
+        "from mlm.config.parse import parse_config\n"
+        "if __name__ == '__main__':\n"
+        "    config = parse_config(PretrainConfig, prog='launch')\n"
+        "    from mlm.training.pretraining import pretrain\n"
+        "    sys.exit(pretrain(config))\n"
+    )
+    run_script([str(script), "--config", str(tmp_path / "both.yaml")], {"OMP_NUM_THREADS": "1"})
+    for name in ("train/loss", "val/loss"):
+        assert column(both, name) == pytest.approx(column(alone, name), abs=1e-5)
+    assert column(both, "tokens") == column(alone, "tokens")
+    assert_equal_weights(weights(both), weights(alone), atol=1e-5, rtol=1e-4)
+
+
+def run_script(arguments, environment):
+    run = subprocess.Popen(
+        [sys.executable, *arguments],
+        env=os.environ | environment,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        output, _ = run.communicate(timeout=240)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGKILL)
+        raise
+    assert run.returncode == 0, output
+
+
+def test_a_time_limit_fixes_the_steps_once_and_is_kept(tiny):
+    config = tiny(trainer={"max_steps": None, "max_time": "3s", "val_every": 1000, "save_every": 1000})
+    start = time.monotonic()
+    pretrain(config)
+    summary = json.loads((folder_of(config) / "summary.json").read_text())
+    assert summary["stopped_by"] == "trainer.max_time=3s"
+    assert 1.0 < summary["elapsed_s"] < 6.0
+    assert time.monotonic() - start < 30
+    rates = column(config, "optim/lr")
+    assert rates[-1] < 0.2 * max(rates)  # the schedule ran to its end
+
+
+def test_the_first_bound_wins_and_is_named(tiny):
+    config = tiny(trainer={"max_steps": 100, "max_tokens": 1000})
+    pretrain(config)
+    summary = json.loads((folder_of(config) / "summary.json").read_text())
+    assert summary["stopped_by"] == "trainer.max_tokens=1000"
+    assert 800 <= summary["tokens"] <= 1300
+    assert summary["steps"] < 10
+
+
+def test_a_model_folder_can_be_trained_on(tiny):
+    first = tiny(name="first")
+    pretrain(first)
+    second = replace(tiny(name="second"), init=str(folder_of(first) / "model"))
+    pretrain(second)
+    ends = [json.loads((folder_of(c) / "summary.json").read_text()) for c in (first, second)]
+    assert ends[1]["loss_first"] == pytest.approx(ends[0]["val_loss"], abs=1e-4)
+
+
+def test_a_step_that_is_reached_already_changes_nothing(tiny, caplog):
+    config = tiny()
+    pretrain(config)
+    before = {path: path.read_bytes() for path in folder_of(config).rglob("*") if path.is_file()}
+    with caplog.at_level("INFO"):
+        assert pretrain(replace(config, resume=True)) == 0
+    assert "nothing to do" in caplog.text
+    assert {path: path.read_bytes() for path in folder_of(config).rglob("*") if path.is_file()} == before
+
+
+def test_a_longer_run_goes_on_with_the_schedule_of_its_new_length(tiny):
+    config = tiny(schedule=ScheduleConfig(name="linear", warmup_steps=0))
+    pretrain(config)
+    pretrain(replace(config, resume=True, trainer=replace(config.trainer, max_steps=16)))
+    assert column(config, "optim/lr")[8:] == pytest.approx([5e-3 * (16 - step) / 16 for step in range(8, 16)])
+    assert [int(row["step"]) for row in metrics(config)] == list(range(17))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"model": {"hidden_size": 64}}, "model.hidden_size"),
+        ({"data": {"max_documents": 250}}, "corpus"),
+        ({"seed": 1}, "seed"),
+    ],
+)
+def test_resuming_something_else_is_refused_by_name(tiny, change, name):
+    config = tiny()
+    pretrain(config)
+    with pytest.raises(InputError, match=f"cannot resume: {name}"):
+        pretrain(tiny(resume=True, trainer={"max_steps": 12}, **change))
+
+
+def test_a_folder_without_a_checkpoint_starts_at_step_0_and_says_so(tiny, caplog):
+    config = tiny(resume=True)
+    folder_of(config).mkdir(parents=True)
+    with caplog.at_level("INFO"):
+        pretrain(config)
+    assert "no whole checkpoint" in caplog.text
+    assert len(metrics(config)) == 9
+
+
+def test_text_without_documents_leaves_no_run_folder(tiny, tmp_path):
+    path = tmp_path / "empty.txt"
+    path.write_text("\n")
+    config = tiny()
+    config.data.sources[0].path = str(path)
+    with pytest.raises(InputError, match="no documents"):
+        pretrain(config)
+    assert not folder_of(config).exists()
+
+
+def test_gradient_of_sums_becomes_the_clipped_gradient_of_the_mean():
+    torch.manual_seed(0)
+    ours, theirs = nn.Linear(4, 3), nn.Linear(4, 3)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(5, 4)
+    ours(x).pow(2).sum().backward()
+    theirs(x).pow(2).sum().div(7).backward()
+    norm = rescale_and_clip([p.grad for p in ours.parameters()], torch.tensor(1 / 7), clip_norm=0.5)
+    expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+    assert norm == pytest.approx(expected.item())
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_every_parameter_gets_a_gradient(tiny):
+    config = tiny().model.resolve(120, 32)
+    model = MaskedLM(config)
+    ids = torch.randint(5, 120, (2, 32))
+    model(ids, torch.ones_like(ids), torch.tensor([[3, 4], [5, 6]])).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
