@@ -18,11 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mlm.config.data import MaskingConfig
+from mlm.config.data import IGNORE_INDEX, MaskingConfig
 from mlm.counter import random_bits, uniform
-
-IGNORE_INDEX = -100
-"""Label of a slot that predicts nothing."""
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]

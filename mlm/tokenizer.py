@@ -187,6 +187,8 @@ def _without_long_words(texts: Iterable[str]) -> Iterator[str]:
                 word, left = word[:left], left - min(len(word), left)
             kept += [word[i : i + MAX_WORD_CHARACTERS] for i in range(0, len(word), MAX_WORD_CHARACTERS)]
         yield " ".join(kept)
+    if not left:
+        log.info("the vocabulary is learnt without most words of over %d characters", MAX_WORD_CHARACTERS)
 
 
 def _train_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
@@ -246,23 +248,16 @@ def _alphabet(texts: list[str], tokenizer: Tokenizer, limit: int) -> list[str]:
         raise InputError("the corpus has no text to learn a vocabulary from")
     visible.sort(key=lambda pair: (-pair[0], pair[1]))
     kept = visible[: min(limit, MAX_ALPHABET)]
-    lost = sum(number for number, _ in visible) - sum(number for number, _ in kept)
-    if lost:
-        log.info(
-            "the %d most frequent of %d characters are kept, %d occurrences lost",
-            len(kept),
-            len(visible),
-            lost,
-        )
+    if len(kept) < len(visible):
+        text = "the vocabulary holds the %d most frequent of %d characters; words with another are unknown"
+        log.info(text, len(kept), len(visible))
     return sorted(character for _, character in kept)
 
 
 def _joins_words(character: str, tokenizer: Tokenizer) -> bool:
     """Tell whether a character can stand inside a word; punctuation and Chinese characters cannot."""
-    return (
-        len(tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{character}")))
-        == 1
-    )
+    text = tokenizer.normalizer.normalize_str(f"a{character}")
+    return len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) == 1
 
 
 def _train_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
@@ -351,6 +346,7 @@ def starts_word(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
         InputError: the vocabulary is of another kind and does not tell.
     """
     vocab = tokenizer.get_vocab(with_added_tokens=True)
+    kind = type(tokenizer.model).__name__
     if isinstance(tokenizer.model, models.WordPiece):
         prefix = tokenizer.model.continuing_subword_prefix
         begins = {token: not token.startswith(prefix) for token in vocab}
@@ -359,7 +355,7 @@ def starts_word(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
         begins = {token: token.startswith(first) for token in vocab}
     else:
         raise InputError(
-            f"whole-word masking needs a WordPiece or byte-level BPE vocabulary, not {_kind(tokenizer)}; "
+            f"whole-word masking needs a WordPiece or byte-level BPE vocabulary, not {kind}; "
             "use masking.strategy=token or span"
         )
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
@@ -373,10 +369,6 @@ def _byte_level(text: str) -> str:
     """Return ASCII text as byte-level vocabularies spell it: every byte is a visible character there."""
     splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return "".join(part for part, _ in splitter.pre_tokenize_str(text))
-
-
-def _kind(tokenizer: Tokenizer) -> str:
-    return type(tokenizer.model).__name__
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:

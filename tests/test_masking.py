@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from mlm.config.data import MaskingConfig
-from mlm.masking import IGNORE_INDEX, Masking
+from mlm.config.data import IGNORE_INDEX, MaskingConfig
+from mlm.masking import Masking
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = range(5)
 V = 200

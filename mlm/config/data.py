@@ -14,6 +14,8 @@ from mlm.config.errors import InputError, require, require_finite
 
 PYTHON_DOCS = "python-docs"
 HUB_PREFIX = "hub:"
+IGNORE_INDEX = -100
+"""Label of a slot that predicts nothing."""
 
 DocumentRule = Literal["auto", "paragraph", "line", "file"]
 

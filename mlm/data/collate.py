@@ -15,11 +15,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from mlm.config.data import MaskingConfig
+from mlm.config.data import IGNORE_INDEX, MaskingConfig
 from mlm.data.packing import PackingMode, RowTable
 from mlm.data.sampler import RowBatch
 from mlm.data.store import TokenStore
-from mlm.masking import IGNORE_INDEX, Masking
+from mlm.masking import Masking
 from mlm.tokenizer import SpecialTokens, starts_word
 
 Ints = npt.NDArray[np.int64]

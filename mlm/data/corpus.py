@@ -194,8 +194,8 @@ def split_documents(store: TokenStore, fraction: float, max_validation_tokens: i
     """Divide a corpus into what is trained on and what is held out.
 
     A document is held out when the hash of its content falls under `fraction`: duplicates stay on one side,
-    and text added later moves none. With few documents, blocks of them are divided instead. Neither part is ever
-    empty; a corpus of a single unit is on both sides, with a warning.
+    and text added later moves none. With few documents, blocks of them are divided instead. Neither part is
+    ever empty; a corpus of a single unit is on both sides, with a warning.
 
     Returns:
         The spans for training and for validation.

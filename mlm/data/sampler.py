@@ -1,8 +1,8 @@
 """Which rows make up a batch: a pure function of (seed, rows consumed).
 
-Row number i of the run is row `permute(i mod R)` of pass `i div R`; a global batch is the next G of them. Every
-row comes once a pass, a batch may span two passes, and each rank takes its own slice: 1, 2 or 8 devices train
-on the same sequence of global batches, and a resumed run goes on with the next row.
+Row number i of the run is row `permute(i mod R)` of pass `i div R`; a global batch is the next G of them.
+Every row comes once a pass, a batch may span two passes, and each rank takes its own slice: 1, 2 or 8 devices
+train on the same sequence of global batches, and a resumed run goes on with the next row.
 """
 
 from __future__ import annotations

@@ -69,10 +69,11 @@ def read_documents(
         InputError: nothing is there, nothing is in it, or it cannot be read; the message says where.
     """
     report = report or ReadReport(source.path)
+    before = report.documents
     for document in _read(source, rule, report, progress):
         report.add(document)
         yield document
-    if not report.documents:
+    if report.documents == before:
         rows = f": {report.rows:,} rows, none with text" if report.rows else ""
         raise InputError(f"{source.path}: has no documents{rows}")
 

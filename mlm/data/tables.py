@@ -197,7 +197,7 @@ def parquet_documents(
         if not direct:
             shutil.copyfileobj(stream, file, BLOCK_BYTES)
             file.seek(0, io.SEEK_SET)
-        table = pq.ParquetFile(file)
+        table = pq.ParquetFile(file, buffer_size=BLOCK_BYTES)  # page by page, not a whole row group
         schema = table.schema_arrow
         column = _choose_column(name, schema.names, [f.name for f in schema if _is_string(f.type)], column)
         report.rules[f"rows (column {column})"] += 1

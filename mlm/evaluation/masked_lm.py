@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from mlm.config.data import IGNORE_INDEX
 from mlm.config.experiment import EvaluateConfig
 from mlm.data.collate import MaskedBatch, MaskedRows, Rows, build_masking
 from mlm.data.corpus import prepare_evaluation
 from mlm.data.sampler import ValidationSampler
 from mlm.hub.pretrained import load_pretrained
-from mlm.masking import IGNORE_INDEX, Masking
+from mlm.masking import Masking
 from mlm.model.heads import MaskedLM
 from mlm.model.loss import summed_cross_entropy
 from mlm.tokenizer import load_tokenizer

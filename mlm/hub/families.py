@@ -100,10 +100,14 @@ class Family:
     def current_names(self, names: Collection[str]) -> dict[str, str]:
         """Return what each name in a file is called today in a model with a head, ignored ones left out."""
         prefix = "" if any(name.startswith(self.prefix) for name in names) else self.prefix
-        result = {name: prefix + name for name in names}
-        for old, new in self.renamed.items():
-            result = {name: current.replace(old, new) for name, current in result.items()}
-        return {name: current for name, current in result.items() if not re.match(self.ignored, current)}
+        result = {}
+        for name in names:
+            current = prefix + name
+            for old, new in self.renamed.items():
+                current = current.replace(old, new)
+            if not re.match(self.ignored, current):
+                result[name] = current
+        return result
 
     def _written(self) -> dict[str, Sequence[str]]:
         """Our fields that stand in config.json, with their paths."""

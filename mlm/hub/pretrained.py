@@ -138,10 +138,7 @@ def _our_tensors(
     family: Family, model: MaskedLM, written: dict[str, Tensor], folder: Path
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the weights of `model`, and the names of those of its head that are missing."""
-    current = family.current_names(written)
-    if left_out := sorted(set(written) - set(current)):
-        log.info("%s: not part of a masked language model, left out: %s", folder, _listed(left_out))
-    tensors = {new: written[old] for old, new in current.items()}
+    tensors = {new: written[old] for old, new in family.current_names(written).items()}
     state: dict[str, Tensor] = {}
     of_head, missing, misshapen = (list[str]() for _ in range(3))
     for name, weight in model.state_dict().items():
@@ -174,9 +171,13 @@ def _their_tensors(family: Family, model: MaskedLM, num_tokens: int) -> dict[str
 def _tokenizer_settings(tokenizer: Tokenizer, special: SpecialTokens, config: ModelConfig) -> Json:
     """Return what transformers has to know of the tokenizer beside tokenizer.json."""
     tokens = {f"{name}_token": tokenizer.id_to_token(token) for name, token in asdict(special).items()}
-    types = ["token_type_ids"] if config.type_vocab_size else []
-    inputs = ["input_ids", *types, "attention_mask"]
-    return {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs, **tokens}
+    inputs = ["input_ids", *["token_type_ids"] * bool(config.type_vocab_size), "attention_mask"]
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": inputs,
+        "clean_up_tokenization_spaces": False,
+        **tokens,
+    }
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from mlm.masking import IGNORE_INDEX
+from mlm.config.data import IGNORE_INDEX
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

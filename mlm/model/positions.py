@@ -22,7 +22,7 @@ Rotation = tuple[Tensor, Tensor]
 
 
 def document_bias(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return (B, 1, S, S), added to the attention scores: 0 within a document, minus infinity across documents.
+    """Return (B, 1, S, S), added to the attention scores: 0 within a document, minus infinity across.
 
     Padding (number 0) attends to padding, so that no token is left without anything to attend to.
 

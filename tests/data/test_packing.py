@@ -62,7 +62,7 @@ def test_isolate_cuts_only_documents_longer_than_a_row(lengths):
 
 
 def test_isolate_puts_a_piece_where_it_leaves_the_least_room():
-    # Rows after the first three: room 16-12=4, 16-8=8; a piece of 2 (4 with CLS and SEP) fits the first exactly.
+    # After two pieces the rows have room 4 and 8; the third (2 tokens, CLS and SEP) fits the first exactly.
     rows = rows_of(pack_documents(documents([10, 6, 2]), SEQ_LEN, "isolate"))
     assert rows == [[(0, 10), (16, 2)], [(10, 6)]]
 

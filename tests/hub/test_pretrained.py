@@ -138,6 +138,14 @@ def test_failed_check_leaves_what_was_there(folder, model, tokenizer):
     assert os.listdir(folder.parent) == ["model"]
 
 
+def test_model_that_reads_back_differently_is_not_saved(tmp_path, model, tokenizer):
+    with torch.no_grad():
+        model.double().encoder.embeddings.token.weight.mul_(1e6)  # logits that float32 cannot hold to 1e-4
+    with pytest.raises(RuntimeError, match="read back, the model differs by"):
+        save_pretrained(tmp_path / "model", model, tokenizer, 32, "")
+    assert not list(tmp_path.iterdir())
+
+
 def test_larger_tokenizer_is_refused_with_both_sizes(tmp_path, tokenizer):
     with pytest.raises(InputError, match="120 entries, more than the model's vocab_size=64"):
         save_pretrained(tmp_path / "model", MaskedLM(replace(MODERN, vocab_size=64)), tokenizer, 32, "")
@@ -244,7 +252,7 @@ def test_pickled_weights_are_read_only_when_harmless(folder, model, tmp_path):
     with pytest.raises(InputError, match=r"pytorch_model.bin was not opened.*could run code") as caught:
         load_pretrained(folder)
     assert "\n" not in str(caught.value)
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Malice(marker)))
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Malice(marker), protocol=2))
     with pytest.raises(InputError, match="could run code"):
         load_pretrained(folder)
     assert not marker.exists()

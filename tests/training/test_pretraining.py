@@ -57,8 +57,8 @@ def test_a_run_leaves_what_it_promises(tiny, capsys):
     folder = folder_of(config)
     summary = json.loads((folder / "summary.json").read_text())
     expected = (
-        "loss_first val_loss val_perplexity val_masked_accuracy unigram_entropy vocab_size num_parameters steps "
-        "tokens elapsed_s tokens_per_second model_dir"
+        "loss_first val_loss val_perplexity val_masked_accuracy unigram_entropy vocab_size num_parameters "
+        "steps tokens elapsed_s tokens_per_second model_dir"
     )
     assert set(expected.split()) <= set(summary)
     assert summary["steps"] == 8
@@ -117,7 +117,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tiny, optimiz
     [(None, DROPOUT, {"micro_batch_size": 4}), (MUON, {}, {}), (MUON, DROPOUT, {"micro_batch_size": 2})],
 )
 def test_a_resumed_run_equals_one_that_was_never_stopped(tiny, optimizer, model, trainer):
-    """Stopped at step 4 of 8, beyond one pass over the data (the corpus has about 5 global batches of 96 rows)."""
+    """Stopped at step 4 of 8; the text is gone through once after 5 steps of 96 rows."""
     trainer = {"global_batch_size": 96, **trainer}
     whole = tiny(name="whole", optimizer=optimizer, model=model, trainer=trainer)
     pretrain(whole)
@@ -171,7 +171,7 @@ def test_learning_rate_counts_optimizer_steps_not_passes(tiny):
 
 
 def test_two_processes_train_like_one(tiny, tmp_path):
-    """Same losses and weights (1e-5) for AdamW without dropout at the same global batch, whoever computes it."""
+    """AdamW without dropout: same losses and weights at the same global batch, whoever computes it."""
     alone = tiny(name="alone", trainer={"max_steps": 6})
     pretrain(alone)
     both = tiny(name="both", trainer={"max_steps": 6, "devices": 2})

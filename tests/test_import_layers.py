@@ -1,0 +1,84 @@
+"""Imports point one way only, and what is light stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LAYERS = {
+    "mlm.config": 0,
+    "mlm.counter": 1,
+    "mlm.plan": 1,
+    "mlm.tokenizer": 2,
+    "mlm.masking": 2,
+    "mlm.optim": 2,
+    "mlm.model": 2,
+    "mlm.data": 3,
+    "mlm.hub": 3,
+    "mlm.evaluation": 4,
+    "mlm.training": 5,
+    "mlm.__main__": 6,
+}
+"""A module imports from its own package and from lower layers, never from a neighbour or from above."""
+FILES = sorted((ROOT / "mlm").rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def package_of(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_every_package_has_a_layer():
+    assert {package_of(module_of(path)) for path in FILES} - {"mlm"} == set(LAYERS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_imports_point_down(path):
+    mine = package_of(module_of(path))
+    if mine == "mlm":
+        return
+    for name in imports_of(path):
+        other = package_of(name)
+        if other in LAYERS and other != mine:
+            assert LAYERS[other] < LAYERS[mine], f"{mine} (layer {LAYERS[mine]}) imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_only_training_knows_lightning_and_wandb(path):
+    used = {name.split(".")[0] for name in imports_of(path)}
+    if package_of(module_of(path)) not in ("mlm.training",):
+        assert not used & {"lightning", "wandb", "matplotlib"}
+    if package_of(module_of(path)) in ("mlm.config", "mlm.plan"):
+        assert not used & {"torch", "numpy", "tokenizers", "datasets"}
+    assert "transformers" not in used
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_no_file_grows_beyond_reading(path):
+    assert len(path.read_text().splitlines()) <= 420
+
+
+def test_the_command_line_loads_without_torch():
+    code = (
+        "import sys, mlm, mlm.__main__, mlm.config.parse, mlm.plan, mlm.data.python_docs;"
+        "print(sorted({'torch', 'numpy', 'lightning', 'datasets', 'wandb'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
