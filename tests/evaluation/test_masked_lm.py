@@ -1,0 +1,106 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mlm.__main__ import main
+from mlm.config.data import IGNORE_INDEX, MaskingConfig
+from mlm.data.collate import Rows, build_masking
+from mlm.data.packing import pack_documents
+from mlm.data.store import build_store
+from mlm.evaluation.masked_lm import MaskedLMScores, frozen_batches, score_batches
+from mlm.hub.pretrained import load_pretrained
+from mlm.model.loss import summed_cross_entropy
+from mlm.tokenizer import SpecialTokens
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def rows(tmp_path, documents, tokenizer):
+    store = build_store(tmp_path / "store", documents[:80], tokenizer)
+    table = pack_documents(store.documents, 32, "isolate")
+    return Rows(store, table, SpecialTokens.from_tokenizer(tokenizer), 32, "isolate")
+
+
+@pytest.fixture
+def masking(tokenizer):
+    return build_masking(MaskingConfig(), 0.15, tokenizer)
+
+
+def test_scores_equal_a_sum_over_single_tokens(model_folder, rows, masking):
+    model = load_pretrained(model_folder)
+    loss = correct = count = 0
+    with torch.no_grad():
+        for batch in frozen_batches(rows, masking, 1):
+            logits = model(batch["input_ids"], batch["attention_mask"])[0].double()  # every position
+            for place, label in zip(batch["masked_positions"][0], batch["labels"][0], strict=True):
+                if label != IGNORE_INDEX:
+                    loss -= logits[place].log_softmax(-1)[label].item()
+                    correct += int(logits[place].argmax() == label)
+                    count += 1
+    scores = MaskedLMScores.from_sums(score_batches(model, frozen_batches(rows, masking, 8), CPU))
+    assert scores.num_masked == count
+    assert scores.loss == pytest.approx(loss / count, rel=1e-5)
+    assert scores.masked_accuracy == pytest.approx(correct / count)
+    assert scores.perplexity == pytest.approx(math.exp(loss / count), rel=1e-4)
+
+
+@pytest.mark.parametrize(("batch_size", "world_size"), [(1, 1), (7, 1), (5, 2), (8, 3)])
+def test_scores_depend_on_neither_batch_size_nor_ranks(
+    model_folder, rows, masking, batch_size, world_size
+):
+    model = load_pretrained(model_folder)
+    whole = score_batches(model, frozen_batches(rows, masking, 1000), CPU)
+    parts = [
+        score_batches(model, frozen_batches(rows, masking, batch_size, rank, world_size), CPU)
+        for rank in range(world_size)
+    ]
+    torch.testing.assert_close(sum(parts), whole, rtol=1e-6, atol=1e-6)
+
+
+def test_masks_are_frozen(rows, masking):
+    for first, second in zip(frozen_batches(rows, masking, 8), frozen_batches(rows, masking, 8), strict=True):
+        assert torch.equal(first["input_ids"], second["input_ids"])
+
+
+def test_loss_of_a_batch_without_predictions_is_zero_and_finite():
+    logits = torch.randn(2, 3, 7, requires_grad=True)
+    loss = summed_cross_entropy(logits, torch.full((2, 3), IGNORE_INDEX))
+    loss.backward()
+    assert loss.item() == 0.0
+    assert torch.equal(logits.grad, torch.zeros_like(logits))
+    assert MaskedLMScores.from_sums(torch.zeros(3)).loss == 0.0
+
+
+def test_the_command_prints_and_writes_the_scores(model_folder, tmp_path, documents, capsys):
+    text, output = tmp_path / "text.txt", tmp_path / "scores.json"
+    text.write_text("\n".join(documents[:80]))
+    command = [
+        "evaluate",
+        "--model",
+        str(model_folder),
+        "--data.sources",
+        str(text),
+        "--data.document",
+        "line",
+    ]
+    assert main([*command, "--data.seq_len", "32", "--output", str(output)]) == 0
+    printed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    facts = json.loads(output.read_text())
+    assert set(printed) == set(facts)
+    assert float(printed["loss"]) == pytest.approx(facts["loss"], abs=1e-4)
+    assert facts["num_bytes"] == sum(len(document.encode()) for document in documents[:80])
+    assert facts["nats_per_byte"] == pytest.approx(facts["loss"] * facts["num_tokens"] / facts["num_bytes"])
+    assert np.isfinite(facts["perplexity"])
+
+
+def test_rows_longer_than_the_model_are_refused(model_folder, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("the lamp\n")
+    with pytest.raises(SystemExit) as stop:
+        main(["evaluate", "--model", str(model_folder), "--data.sources", str(text)])
+    assert stop.value.code == 2
+    assert "max_position_embeddings=64" in capsys.readouterr().err
