@@ -42,6 +42,8 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 OTHER_NAMES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 """What the same tokens are called in vocabularies of the RoBERTa family."""
 
+TOKENIZER_VERSION = 1
+"""Changes whenever the same text would give another vocabulary."""
 MAX_TRAINING_BYTES = 128 * 2**20
 """A vocabulary is learnt from at most this much text: more costs time and memory and changes little."""
 MIN_PAIR_COUNT = 2

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
+from typing import ClassVar
 
 from mlm.config.data import CorpusConfig, MaskingConfig, TokenizerConfig, check_sources
 from mlm.config.errors import InputError, require
@@ -61,6 +62,11 @@ def run_to_resume(runs_dir: Path, name: str | None) -> Path:
 class RunConfig:
     """What every training command is told about its run."""
 
+    default_stem: ClassVar[str] = "default"
+    """What the name of a run begins with when no file is given with --config."""
+    resumable: ClassVar[bool] = True
+    """Whether the command can go on with a stopped run."""
+
     name: str | None = None
     """Name of the run; null: <config>-<UTC time>."""
     runs_dir: str = "runs"
@@ -69,14 +75,11 @@ class RunConfig:
     """Decides initial weights, order of rows, masks and dropout."""
     resume: bool = False
     """Continue a stopped run: the one called name, else the newest unfinished."""
-    init: str | None = None
-    """Model folder to start from; brings weights, shape and tokenizer."""
 
     def __post_init__(self) -> None:
         require(self.seed >= 0, "seed", self.seed, "must be at least 0")
         self._check_name()
         self.runs_dir = os.path.expanduser(self.runs_dir)
-        self.init = self.init and os.path.expanduser(self.init)
 
     def choose_name(self, stem: str) -> None:
         """Fix the name of the run, once for all ranks: as given, as handed over, or `stem` and UTC time.
@@ -102,7 +105,7 @@ class RunConfig:
         require(bool(plain), "name", self.name, "must be a plain folder name")
 
     def check_run(self) -> None:
-        """Refuse to run into an existing folder, and a model to start from that is not there.
+        """Refuse to run into an existing folder.
 
         Raises:
             InputError: names the folder.
@@ -110,9 +113,8 @@ class RunConfig:
         folder = Path(self.runs_dir, self.name or "")
         # When the other processes look, the first one may have made the folder already.
         if is_first_process() and not self.resume and folder.exists():
-            raise InputError(f"the run folder {folder} exists; take another --name, or go on with --resume")
-        if self.init is not None:
-            check_model_folder("init", self.init)
+            go_on = ", or go on with --resume" if self.resumable else ""
+            raise InputError(f"the run folder {folder} exists; take another --name{go_on}")
 
 
 @dataclass
@@ -122,6 +124,8 @@ class PretrainConfig(RunConfig):
     Example: python train.py --config bert-mini --data.sources my_texts/ --trainer.max_time 5m --name first
     """
 
+    init: str | None = None
+    """Model folder to start from; brings weights, shape and tokenizer."""
     data: CorpusConfig = field(default_factory=CorpusConfig)
     """Documents, rows and the held-out part."""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -141,6 +145,7 @@ class PretrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.init = self.init and os.path.expanduser(self.init)
         positions = self.model.max_position_embeddings
         if positions is not None and self.data.seq_len > positions:
             raise InputError(
@@ -157,6 +162,8 @@ class PretrainConfig(RunConfig):
     def check_files(self) -> None:
         """Check that everything named is there, and the run folder is not."""
         self.check_run()
+        if self.init is not None:
+            check_model_folder("init", self.init)
         check_sources(self.data.sources)
         self.tokenizer.check_file()
 

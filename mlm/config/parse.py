@@ -58,10 +58,10 @@ def parse_config(
         for path in files:
             given |= read_file(path, keys)
         if issubclass(cls, RunConfig):
-            given = _stored_keys(given | flags, keys) | given
+            given = _stored_keys(cls, given | flags, keys) | given
         config: C = _build(cls, _typed_values(given | flags, keys))
         if isinstance(config, RunConfig):
-            config.choose_name(files[-1].stem if files else "default")
+            config.choose_name(files[-1].stem if files else config.default_stem)
         if hasattr(config, "check_files"):
             config.check_files()
     return config
@@ -108,7 +108,7 @@ def to_plain(config: Any) -> Any:
     return config
 
 
-def _stored_keys(given: dict[str, Given], keys: Keys) -> dict[str, Given]:
+def _stored_keys(cls: type[RunConfig], given: dict[str, Given], keys: Keys) -> dict[str, Given]:
     """Return the keys of the run that is resumed, as it was configured; nothing without `resume`."""
     values = {
         key: convert(given[key].value, keys.types[key], given[key].where)
@@ -117,6 +117,8 @@ def _stored_keys(given: dict[str, Given], keys: Keys) -> dict[str, Given]:
     }
     if not values.get("resume"):
         return {}
+    if not cls.resumable:
+        raise InputError(f"{given['resume'].where}: this command cannot go on with a stopped run; start a new one")
     runs_dir = values.get("runs_dir", RunConfig.runs_dir)
     folder = run_to_resume(Path(runs_dir).expanduser(), values.get("name") or os.environ.get(RUN_NAME))
     stored = read_file(folder / "config.yaml", keys) if (folder / "config.yaml").exists() else {}

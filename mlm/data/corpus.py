@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -38,7 +39,13 @@ from mlm.data.packing import RowTable, Spans, cut_spans, pack_documents
 from mlm.data.python_docs import python_docs_digest, read_python_docs
 from mlm.data.sources import DigestCache, read_documents, source_digest, source_size
 from mlm.data.store import STORE_VERSION, TokenStore, build_store
-from mlm.tokenizer import SpecialTokens, load_tokenizer, tokenizer_digest, train_tokenizer
+from mlm.tokenizer import (
+    TOKENIZER_VERSION,
+    SpecialTokens,
+    load_tokenizer,
+    tokenizer_digest,
+    train_tokenizer,
+)
 
 FEW_DOCUMENTS = 200
 """Below this many documents the held-out part is made of blocks instead of whole documents."""
@@ -109,6 +116,7 @@ class _Text:
     def __init__(self, config: CorpusConfig):
         self.config = config
         self.cache = cache_folder(config)
+        self.reports: dict[str, ReadReport] = {}
         digests = DigestCache(self.cache / "digests.json")
         self.sources = [self._materialise(source) for source in config.sources]
         self.digest = _key(
@@ -149,14 +157,14 @@ class _Text:
         for source in self.sources:
             report = ReadReport(source.path)
             yield from read_documents(source, source.document or self.config.document, report, progress)
-            log.info("%s", report.summary())
+            self.reports[source.path] = report
 
 
 def _tokenizer(text: _Text, config: TokenizerConfig) -> Tokenizer:
     """Load or train the vocabulary; a trained one is kept in the cache."""
     if config.path:
         return load_tokenizer(config.path)
-    folder = text.cache / "tokenizers" / _key(text.digest, to_plain(config))
+    folder = text.cache / "tokenizers" / _key(text.digest, to_plain(config), TOKENIZER_VERSION)
     with _locked(folder):
         if not folder.exists():
             log.info("training a %s vocabulary of %s entries", config.type, f"{config.vocab_size:,}")
@@ -179,6 +187,8 @@ def _store(text: _Text, tokenizer: Tokenizer) -> TokenStore:
             return TokenStore(folder)
         facts = {"tokenizer": digest, "text": text.digest, "sources": [to_plain(s) for s in text.sources]}
         store = build_store(folder, text.documents("tokenizing"), tokenizer, facts)
+    for report in text.reports.values():
+        log.info("%s", report.summary())
     counts = store.manifest
     rate = counts["num_unknown"] / max(counts["num_tokens"], 1)
     log.info("token store: %s tokens in %s", f"{counts['num_tokens']:,}", folder)
@@ -285,7 +295,8 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 
 def _bar(task: str, **options: Any) -> tqdm:
-    return tqdm(desc=task, leave=False, mininterval=0.3, dynamic_ncols=True, **options)
+    often = 0.3 if sys.stderr.isatty() else 10.0  # a log file need not hold every move
+    return tqdm(desc=task, leave=False, mininterval=often, dynamic_ncols=True, **options)
 
 
 def _absolute(bar: tqdm) -> Callable[[int, int], None]:

@@ -6,6 +6,7 @@ import csv
 import logging
 import os
 import secrets
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ class ProgressBar(StepCallback):
             total=self.progress.planned_steps,
             disable=not trainer.is_global_zero,
             dynamic_ncols=True,
-            mininterval=0.5,
+            mininterval=0.5 if sys.stderr.isatty() else 10.0,  # a log file need not hold every move
         )
         self._started = self.progress.tokens, self.progress.elapsed_s
 
