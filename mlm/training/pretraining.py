@@ -156,6 +156,9 @@ def pretrain(config: PretrainConfig) -> int:
             if is_first_process():
                 keep_config(config, folder)
             corpus, model = prepare(config)
+            if is_first_process():
+                (folder / "tokenizer").mkdir(exist_ok=True)
+                corpus.tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
             return train(config, folder, corpus, model)
     except InputError:
         if is_new:
@@ -175,6 +178,8 @@ def prepare(config: PretrainConfig) -> tuple[Corpus, MaskedLM]:
         torch.manual_seed(config.seed)
         model = MaskedLM(config.model.resolve(size, config.data.seq_len))
     rule_out_unused_ids(model, size)
+    if config.trainer.compile:
+        model.compile()
     return corpus, model
 
 

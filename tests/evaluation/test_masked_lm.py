@@ -49,9 +49,7 @@ def test_scores_equal_a_sum_over_single_tokens(model_folder, rows, masking):
 
 
 @pytest.mark.parametrize(("batch_size", "world_size"), [(1, 1), (7, 1), (5, 2), (8, 3)])
-def test_scores_depend_on_neither_batch_size_nor_ranks(
-    model_folder, rows, masking, batch_size, world_size
-):
+def test_scores_depend_on_neither_batch_size_nor_ranks(model_folder, rows, masking, batch_size, world_size):
     model = load_pretrained(model_folder)
     whole = score_batches(model, frozen_batches(rows, masking, 1000), CPU)
     parts = [

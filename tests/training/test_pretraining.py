@@ -2,6 +2,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -280,6 +281,43 @@ def test_a_folder_without_a_checkpoint_starts_at_step_0_and_says_so(tiny, caplog
         pretrain(config)
     assert "no whole checkpoint" in caplog.text
     assert len(metrics(config)) == 9
+
+
+def test_a_run_stopped_after_its_last_step_is_finished_on_resume(tiny):
+    config = tiny()
+    pretrain(config)
+    folder, before = folder_of(config), weights(config)
+    summary = (folder / "summary.json").read_text()
+    (folder / "summary.json").unlink()
+    shutil.rmtree(folder / "model")
+    assert pretrain(replace(config, resume=True)) == 0
+    assert (folder / "summary.json").read_text() == summary
+    assert_equal_weights(weights(config), before)
+
+
+def test_loader_processes_change_nothing(tiny):
+    runs = [tiny(name=str(workers), data={"num_workers": workers}) for workers in (0, 2)]
+    for config in runs:
+        pretrain(config)
+    assert column(runs[0], "train/loss") == column(runs[1], "train/loss")
+    assert_equal_weights(weights(runs[0]), weights(runs[1]))
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains_the_same(tiny):
+    runs = [tiny(name=str(flag), trainer={"compile": flag}) for flag in (False, True)]
+    for config in runs:
+        pretrain(config)
+    assert column(runs[1], "train/loss") == pytest.approx(column(runs[0], "train/loss"), abs=1e-4)
+    assert_equal_weights(weights(runs[1]), weights(runs[0]), atol=1e-4, rtol=1e-3)
+
+
+def test_bfloat16_trains_close_to_float32(tiny):
+    runs = [tiny(name=name, trainer={"precision": name}) for name in ("32-true", "bf16-mixed")]
+    for config in runs:
+        pretrain(config)
+    assert column(runs[1], "train/loss") == pytest.approx(column(runs[0], "train/loss"), abs=0.05)
+    assert all(tensor.dtype == torch.float32 for tensor in weights(runs[1]).values())
 
 
 def test_text_without_documents_leaves_no_run_folder(tiny, tmp_path):
