@@ -143,10 +143,10 @@ def _first_bytes(
 
 def _cut(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
-        yield from _pieces(text)
+        yield from text_pieces(text)
 
 
-def _pieces(text: str) -> Iterator[str]:
+def text_pieces(text: str) -> Iterator[str]:
     """Cut a long text before a single space between words, where the cut changes no token."""
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
@@ -162,7 +162,8 @@ def _pieces(text: str) -> Iterator[str]:
 _SINGLE_SPACE = re.compile(r"(?<=\S)[ \n](?=\S)")
 
 
-def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
+def text_groups(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Group texts up to about GROUP_CHARACTERS."""
     group: list[str] = []
     size = 0
     for text in texts:
@@ -238,7 +239,7 @@ def _alphabet(texts: list[str], tokenizer: Tokenizer, limit: int) -> list[str]:
     once.
     """
     counts: npt.NDArray[np.int64] = np.zeros(0x110000, np.int64)
-    for group in _groups(texts):
+    for group in text_groups(texts):
         codes = np.frombuffer("".join(group).encode("utf-32-le"), np.uint32)
         counts += np.bincount(codes, minlength=len(counts))
     normalised: Counter[str] = Counter()
@@ -313,6 +314,15 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return tokenizer
 
 
+def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a copy that pads nothing, cuts nothing off and takes no text for a special token."""
+    plain = Tokenizer.from_str(tokenizer.to_str())
+    plain.no_padding()
+    plain.no_truncation()
+    plain.encode_special_tokens = True  # lives in memory only: neither saved nor copied with the tokenizer
+    return plain
+
+
 def encode_documents(tokenizer: Tokenizer, texts: Iterable[str]) -> list[list[int]]:
     """Return the token ids of each text: nothing is added, cut off or taken for a special token.
 
@@ -320,14 +330,15 @@ def encode_documents(tokenizer: Tokenizer, texts: Iterable[str]) -> list[list[in
         tokenizer: any; it is copied, so that its own padding and truncation neither count nor change.
         texts: documents; "[MASK]" in one is three or more ordinary tokens.
     """
-    plain = Tokenizer.from_str(tokenizer.to_str())
-    plain.no_padding()
-    plain.no_truncation()
-    plain.encode_special_tokens = True  # lives in memory only: neither saved nor copied with the tokenizer
-    pieces = [list(_pieces(text)) for text in texts]
+    return encode_plain(plain_tokenizer(tokenizer), texts)
+
+
+def encode_plain(plain: Tokenizer, texts: Iterable[str]) -> list[list[int]]:
+    """Do the work of `encode_documents` with what `plain_tokenizer` returned."""
+    pieces = [list(text_pieces(text)) for text in texts]
     encoded = (
         encoding.ids
-        for group in _groups(piece for document in pieces for piece in document)
+        for group in text_groups(piece for document in pieces for piece in document)
         for encoding in plain.encode_batch_fast(group, add_special_tokens=False)
     )
     return [list(chain.from_iterable(islice(encoded, len(document)))) for document in pieces]

@@ -236,7 +236,7 @@ def test_cutting_long_documents_changes_no_token(
     for size in (40, 57, 100):
         monkeypatch.setattr(module, "PIECE_CHARACTERS", size)
         monkeypatch.setattr(module, "GROUP_CHARACTERS", 3 * size)
-        assert [piece for text in texts for piece in module._pieces(text)] != texts
+        assert [piece for text in texts for piece in module.text_pieces(text)] != texts
         assert encode_documents(tokenizer, texts) == whole
 
 
