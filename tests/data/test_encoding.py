@@ -21,7 +21,8 @@ TEXTS = [
     "The quiet harbour lights turn slowly past an old stone wall; Café Öl, naïve boats don't wait (really).",
     "two boats  drift\n\npast the mill, 灯光 慢慢 [MASK] ΟΔΟΣ ΣΑΣ ǅ ŉ İstanbul",
 ]
-ODD = list("ab ß.,'-ÉéΣ灯ǅﬁ1²_\"") + [
+ODD = [
+    *"ab ß.,'-ÉéΣ灯ǅﬁ1²_\"",
     *"   \n\n\t\r\x0b\x0c\x1c\x1d\x1f\x85\xa0\u1680\u2003\u2028\u3000",
     *"\x00\x07\xad\u200b\u200d\ufeff\ufffd\u0301\u0308\u0300\u093f\u0489\ue000\U0001f468\U000e0001“—…",
     *["[MASK]", "[SEP]", "'s", " '", "  ", " \u0301 \u0301 ", "the", " boat"],
@@ -62,7 +63,9 @@ def with_words(tokenizer: Tokenizer) -> Tokenizer:
 UNKNOWN = {
     "other splitter": without(trained(), pre_tokenizer=pre_tokenizers.Whitespace()),
     "other normalizer": without(trained(), normalizer=normalizers.NFKC()),
-    "prefix space": without(trained(type="bpe"), pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "prefix space": without(
+        trained(type="bpe"), pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)
+    ),
     "added words": with_words(trained()),
     "unigram": without(
         Tokenizer(models.Unigram([("[UNK]", 0.0), ("a", -1.0), ("▁", -1.0)], unk_id=0)),
