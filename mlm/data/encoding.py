@@ -18,7 +18,7 @@ import re
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -184,7 +184,7 @@ _BYTE_LEVEL_WORD = re.compile(r"[^\w!-~]*+[\w!-~][\S\x1c-\x1f]*+|[^\w!-~]++")
 
 def encode_in_order(
     batches: Iterable[tuple[int, list[str]]], tokenizer: Tokenizer, processes: int = 1
-) -> Iterator[tuple[int, Encoded]]:
+) -> Generator[tuple[int, Encoded]]:
     """Encode batches of documents, each under a label that it keeps, and yield them in the order they came.
 
     Args:

@@ -25,7 +25,7 @@ def test_every_document_comes_back(store, documents, tokenizer):
 
 
 def test_shards_change_nothing(store, tmp_path, documents, tokenizer, monkeypatch):
-    monkeypatch.setattr(store_module, "MAX_SHARD_TOKENS", 500)
+    monkeypatch.setattr(store_module, "SHARD_CHARACTERS", 2000)
     sharded = build_store(tmp_path / "sharded", documents, tokenizer)
     assert len(sharded.manifest["shards"]) > 5
     assert np.array_equal(sharded.documents.starts, store.documents.starts)

@@ -1,0 +1,102 @@
+"""The documents of a whole configuration, streamed source by source, and the key of their contents."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain, islice
+from math import inf
+from typing import Any
+
+from tqdm import tqdm
+
+from mlm.config.data import PYTHON_DOCS, CorpusConfig, SourceConfig
+from mlm.data.cache import cache_folder, content_key, locked, replacing
+from mlm.data.formats import ReadReport
+from mlm.data.python_docs import python_docs_digest, read_python_docs
+from mlm.data.sources import DigestCache, read_documents, source_digest, source_size
+
+log = logging.getLogger(__name__)
+
+
+class Text:
+    """The documents of a configuration and the digest of their contents."""
+
+    def __init__(self, config: CorpusConfig):
+        self.config = config
+        self.cache = cache_folder(config.cache_dir)
+        self.reports: list[ReadReport] = []
+        """What was read of each source, the newest time."""
+        self.share_read: float | None = 0.0
+        """How much of the stored bytes is read; None where their number is unknown."""
+        digests = DigestCache(self.cache / "digests.json")
+        self.sources = [self._materialise(source) for source in config.sources]
+        self.digest = content_key(
+            [source_digest(source, source.document or config.document, digests) for source in self.sources],
+            [config.max_documents, config.min_length, config.max_length, config.skip_bad_rows],
+        )
+
+    def _materialise(self, source: SourceConfig) -> SourceConfig:
+        """Write the Python documentation to a file once: it is read twice, and worth a look."""
+        if source.path != PYTHON_DOCS:
+            return source
+        path = self.cache / f"python-docs-{python_docs_digest()[:16]}.jsonl"
+        with locked(path):
+            if not path.exists():
+                log.info(
+                    "%s: reading the documentation of this Python installation into %s", PYTHON_DOCS, path
+                )
+                with (
+                    _bar("reading", unit=" files") as bar,
+                    replacing(path) as temporary,
+                    temporary.open("w", encoding="utf-8") as file,
+                ):
+                    for document in read_python_docs(_absolute(bar), self.config.num_proc):
+                        file.write(json.dumps({"text": document}, ensure_ascii=False) + "\n")
+        return replace(source, path=str(path))
+
+    def by_source(self, task: str) -> Iterator[Iterator[str]]:
+        """Yield the documents of each source in turn, under one progress bar in bytes."""
+        sizes = [source_size(source) for source in self.sources]
+        total = sum(size for size in sizes if size is not None) if None not in sizes else None
+        self.reports = []
+        with _bar(task, unit="B", unit_scale=True, total=total) as bar:
+
+            def advance(num_bytes: int) -> None:
+                bar.update(num_bytes)
+                self.share_read = min(bar.n / total, 1.0) if total else None
+
+            for source in self.sources:
+                yield self._read(source, advance)
+            self.share_read = 1.0
+
+    def documents(self, task: str) -> Iterator[str]:
+        """Yield the documents of all sources under a progress bar."""
+        return chain.from_iterable(self.by_source(task))
+
+    def _read(self, source: SourceConfig, advance: Callable[[int], None]) -> Iterator[str]:
+        config = self.config
+        left = None
+        if config.max_documents is not None:
+            left = config.max_documents - sum(report.documents for report in self.reports)
+        report = ReadReport(source.path, skip_bad_rows=config.skip_bad_rows)
+        self.reports.append(report)
+        bounds = config.min_length or 0, config.max_length or inf
+        rule = source.document or config.document
+        yield from islice(read_documents(source, rule, report, advance, bounds), left)
+
+
+def _bar(task: str, **options: Any) -> tqdm:
+    often = 0.3 if sys.stderr.isatty() else 10.0  # a log file need not hold every move
+    return tqdm(desc=task, leave=False, mininterval=often, dynamic_ncols=True, **options)
+
+
+def _absolute(bar: tqdm) -> Callable[[int, int], None]:
+    def update(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+
+    return update
