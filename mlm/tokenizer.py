@@ -44,8 +44,6 @@ OTHER_NAMES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 TOKENIZER_VERSION = 1
 """Changes whenever the same text would give another vocabulary."""
-MAX_TRAINING_BYTES = 128 * 2**20
-"""A vocabulary is learnt from at most this much text: more costs time and memory and changes little."""
 MIN_PAIR_COUNT = 2
 """Pieces are merged only if they occur together this often."""
 MAX_ALPHABET = 1000
@@ -99,7 +97,6 @@ class SpecialTokens:
 def train_tokenizer(
     documents: Iterable[str],
     config: TokenizerConfig,
-    max_bytes: int = MAX_TRAINING_BYTES,
     progress: Callable[[int], None] | None = None,
 ) -> Tokenizer:
     """Learn a vocabulary.
@@ -107,15 +104,14 @@ def train_tokenizer(
     It may come out smaller than asked for, when the text has no more to merge, but never larger.
 
     Args:
-        documents: texts; drawn once, and only as far as `max_bytes` of UTF-8.
+        documents: texts; drawn once, and only as far as `config.max_bytes` of UTF-8.
         config: kind, size, and whether case and accents are kept.
-        max_bytes: how much text to learn from.
         progress: called with the number of bytes after each document.
 
     Raises:
         InputError: there is no text, or `vocab_size` is too small for this kind.
     """
-    texts = list(_without_long_words(_cut(_first_bytes(documents, max_bytes, progress))))
+    texts = list(_without_long_words(_cut(_first_bytes(documents, config.max_bytes, progress))))
     tokenizer = _train_wordpiece(texts, config) if config.type == "wordpiece" else _train_bpe(texts, config)
     special = SpecialTokens.from_tokenizer(tokenizer)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -137,7 +133,7 @@ def _first_bytes(
         if progress:
             progress(size)
         if left <= 0:
-            log.info("the vocabulary is learnt from the first %s MB of text", f"{max_bytes / 1e6:,.0f}")
+            log.info("the vocabulary is learnt from %s MB of the text", f"{max_bytes / 1e6:,.0f}")
             return
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -268,7 +269,8 @@ def test_training_reads_no_more_than_needed() -> None:
         raise AssertionError("read too far")
 
     progress: list[int] = []
-    tokenizer = train_tokenizer(endless(), WORDPIECE, max_bytes=95, progress=progress.append)  # type: ignore[arg-type]
+    bounded = replace(WORDPIECE, max_bytes=95)
+    tokenizer = train_tokenizer(endless(), bounded, progress.append)  # type: ignore[arg-type]
     assert sum(progress) == 100
     assert tokenizer_digest(tokenizer) == tokenizer_digest(
         train_tokenizer(["some words"] * 9 + ["some "], WORDPIECE)

@@ -177,9 +177,12 @@ class TokenizerConfig:
     """Entries of the trained vocabulary, special tokens included."""
     lowercase: bool = True
     """Fold case and accents first (trained vocabularies only)."""
+    max_bytes: int = 128 * 2**20
+    """Learn from at most this much text, sources in proportion: more costs time and changes little."""
 
     def __post_init__(self) -> None:
         require(self.vocab_size >= 16, "tokenizer.vocab_size", self.vocab_size, "must be at least 16")
+        require(self.max_bytes > 0, "tokenizer.max_bytes", self.max_bytes, "must be at least 1")
         self.path = self.path and os.path.expanduser(self.path)
 
     def check_file(self) -> None:

@@ -73,7 +73,7 @@ class Rows:
         """Tokens of a row on average over the run, padding not counted."""
         parts = self.parts or (Part(len(self), 1),)
         first, total = 0, 0.0
-        for num_rows, per_block in parts:
+        for num_rows, per_block, _ in parts:
             begin, end = (int(self.table.offsets[row]) for row in (first, first + num_rows))
             ordinary = int(self.table.pieces.lengths[begin:end].sum())
             total += per_block * self._with_special(ordinary, end - begin, num_rows) / num_rows

@@ -64,6 +64,11 @@ class Corpus:
     unigram_entropy: float
     """Cross-entropy of the validation tokens under the training counts plus one, in nats."""
 
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """What is known of each source, in plain values: path, documents, tokens, duplicates and so on."""
+        return self.store.sources
+
 
 def prepare_corpus(config: CorpusConfig, tokenizer_config: TokenizerConfig) -> Corpus:
     """Read, tokenize, clean, split and pack a corpus, or reuse what was prepared before.
@@ -124,7 +129,7 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
     with locked(folder):
         if not folder.exists():
             log.info("training a %s vocabulary of %s entries", config.type, f"{config.vocab_size:,}")
-            documents: Iterable[str] = text.documents("vocabulary")
+            documents: Iterable[str] = text.sample(config.max_bytes)
             tokenizer = train_tokenizer(distinct_texts(documents) if distinct else documents, config)
             with replacing(folder) as temporary:
                 temporary.mkdir()
@@ -306,7 +311,7 @@ def _pack_mix(store: TokenStore, train: Spans, config: CorpusConfig) -> tuple[Ro
     if None in weights:
         return pack_documents(train, config.seq_len, config.packing), []
     bounds = np.cumsum([0] + [source["num_tokens"] for source in store.sources])
-    tables, shares = [], []
+    tables, shares, names = [], [], []
     for source, weight, begin, end in zip(store.sources, weights, bounds[:-1], bounds[1:], strict=True):
         spans = train.take((train.starts >= begin) & (train.starts < end))
         if not spans.num_tokens:
@@ -314,9 +319,10 @@ def _pack_mix(store: TokenStore, train: Spans, config: CorpusConfig) -> tuple[Ro
             continue
         tables.append(pack_documents(spans, config.seq_len, config.packing))
         assert weight is not None
+        names.append(source["path"])
         shares.append(weight / spans.num_tokens * len(tables[-1]))  # of tokens -> of rows
-    parts = [Part(len(table), count) for table, count in zip(tables, divide_block(shares), strict=True)]
-    return RowTable.joined(tables), parts
+    parts = map(Part, map(len, tables), divide_block(shares), names)
+    return RowTable.joined(tables), list(parts)
 
 
 def _save_table(folder: Path, table: RowTable) -> None:

@@ -39,8 +39,8 @@ WORD_MEMORY = 2**27
 """About how many bytes the words that a process remembers may take."""
 WORD_OVERHEAD = 200
 """Bytes that a remembered word takes beside its characters."""
-BATCHES_ALONE = 8
-"""Batches encoded before processes are started: less is done before they are up."""
+BATCHES_ALONE = 16
+"""Batches encoded before processes are started: less is done before they are up. They get its words."""
 BATCHES_AHEAD = 2
 """Batches a process that are read before they are needed."""
 
@@ -87,15 +87,21 @@ class DocumentEncoder:
 
     Args:
         tokenizer: any; it is copied.
+        known: the `known` of another encoder with the same tokenizer.
     """
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer, known: tuple[dict[str, int], _Words] | None = None):
         self._plain = plain_tokenizer(tokenizer)
         self._split = _word_splitter(self._plain)
         nothing = np.zeros(0, np.int64)
-        self._words = _Words(nothing.astype(id_type(tokenizer)), nothing, nothing)
-        self._numbers: dict[str, int] = {}
-        self._memory_left = WORD_MEMORY
+        self._no_words = _Words(nothing.astype(id_type(tokenizer)), nothing, nothing)
+        self._numbers, self._words = known or ({}, self._no_words)
+        self._memory_left = WORD_MEMORY - _memory(self._numbers)
+
+    @property
+    def known(self) -> tuple[dict[str, int], _Words]:
+        """The words this encoder remembers: their numbers and their tokens."""
+        return self._numbers, self._words
 
     def __call__(self, texts: list[str]) -> Encoded:
         """Encode at least one document; "[MASK]" in a text is three or more ordinary tokens."""
@@ -106,9 +112,8 @@ class DocumentEncoder:
         return Encoded(ids, lengths, np.frombuffer(digests, "<u8").astype(np.uint64), sizes)
 
     def _encode_whole(self, texts: list[str]) -> tuple[Ids, Ints]:
-        words = _Words(self._words.ids[:0], self._words.starts[:0], self._words.lengths[:0])
-        words = words.and_also(encode_plain(self._plain, texts))
-        return words.ids, words.lengths
+        encoded = self._no_words.and_also(encode_plain(self._plain, texts))
+        return encoded.ids, encoded.lengths
 
     def _encode_words(self, texts: list[str]) -> tuple[Ids, Ints]:
         pieces = [list(text_pieces(text)) for text in texts]  # bounds the words of a group
@@ -137,11 +142,15 @@ class DocumentEncoder:
 
     def _remember(self, new: dict[str, int], known: _Words) -> None:
         """Keep new words while there is memory; what is seen first is what is frequent."""
-        memory = sum(map(len, new)) + WORD_OVERHEAD * len(new)
+        memory = _memory(new)
         if memory <= self._memory_left:
             self._memory_left -= memory
             self._numbers |= new
             self._words = known
+
+
+def _memory(words: dict[str, int]) -> int:
+    return sum(map(len, words)) + WORD_OVERHEAD * len(words)
 
 
 def id_type(tokenizer: Tokenizer) -> npt.DTypeLike:
@@ -204,7 +213,8 @@ def encode_in_order(
     if following is None:
         return
     spawn = multiprocessing.get_context("spawn")  # a fork would copy the library's threads half
-    with ProcessPoolExecutor(processes, spawn, _start_process, (tokenizer.to_str(),)) as pool:
+    start = tokenizer.to_str(), encode.known
+    with ProcessPoolExecutor(processes, spawn, _start_process, start) as pool:
         try:
             yield from _spread(chain([following], batches), pool, processes * BATCHES_AHEAD)
         except BrokenProcessPool:
@@ -246,12 +256,12 @@ _encoder: DocumentEncoder
 """The encoder of a process."""
 
 
-def _start_process(tokenizer: str) -> None:
+def _start_process(tokenizer: str, known: tuple[dict[str, int], _Words]) -> None:
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores already
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process is interrupted too, and ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _encoder = DocumentEncoder(Tokenizer.from_str(tokenizer))
+    _encoder = DocumentEncoder(Tokenizer.from_str(tokenizer), known)
 
 
 def _encode_in_process(texts: list[str]) -> Encoded:

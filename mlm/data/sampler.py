@@ -37,6 +37,8 @@ class Part(NamedTuple):
     """Rows of the part."""
     per_block: int
     """How many of every BLOCK_ROWS rows of the run are of this part."""
+    name: str = ""
+    """What the source is called."""
 
 
 def divide_block(shares: list[float]) -> list[int]:

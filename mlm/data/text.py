@@ -6,7 +6,10 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
+from heapq import heappop, heappush
 from itertools import chain, islice
 from math import inf
 from typing import Any
@@ -60,8 +63,44 @@ class Text:
 
     def by_source(self, task: str) -> Iterator[Iterator[str]]:
         """Yield the documents of each source in turn, under one progress bar in bytes."""
-        sizes = [source_size(source) for source in self.sources]
-        total = sum(size for size in sizes if size is not None) if None not in sizes else None
+        with self._reading(
+            task, sum(size or 0 for size in self.sizes) if all(self.sizes) else None
+        ) as advance:
+            for source in self.sources:
+                yield self._read(source, advance)
+            self.share_read = 1.0
+
+    def sample(self, max_bytes: int) -> Iterator[str]:
+        """Yield documents of all sources side by side, in proportion to their weights or sizes.
+
+        Who takes as much of it as wanted has seen every source.
+
+        Args:
+            max_bytes: how much that will be; for the progress bar.
+        """
+        if len(self.sources) == 1 or self.config.max_documents is not None:
+            yield from chain.from_iterable(self.by_source("vocabulary"))
+            return
+        with self._reading("vocabulary", max_bytes) as advance:
+            readers = [self._read(source, lambda num_bytes: None) for source in self.sources]
+            turns = [(0.0, number) for number in range(len(readers))]  # a heap: who had least is next
+            while turns:
+                taken, number = heappop(turns)
+                document = next(readers[number], None)
+                if document is not None:
+                    advance(len(document))
+                    share = self.sources[number].weight or self.sizes[number] or 1
+                    heappush(turns, (taken + len(document) / share, number))
+                    yield document
+
+    @cached_property
+    def sizes(self) -> list[int | None]:
+        """The stored bytes of each source; None where that is unknown."""
+        return [source_size(source) for source in self.sources]
+
+    @contextmanager
+    def _reading(self, task: str, total: int | None) -> Iterator[Callable[[int], None]]:
+        """Begin to read: fresh reports, and a progress bar, which the function that is yielded moves."""
         self.reports = []
         with _bar(task, unit="B", unit_scale=True, total=total) as bar:
 
@@ -69,13 +108,7 @@ class Text:
                 bar.update(num_bytes)
                 self.share_read = min(bar.n / total, 1.0) if total else None
 
-            for source in self.sources:
-                yield self._read(source, advance)
-            self.share_read = 1.0
-
-    def documents(self, task: str) -> Iterator[str]:
-        """Yield the documents of all sources under a progress bar."""
-        return chain.from_iterable(self.by_source(task))
+            yield advance
 
     def _read(self, source: SourceConfig, advance: Callable[[int], None]) -> Iterator[str]:
         config = self.config

@@ -142,7 +142,7 @@ def test_processes_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_little_text_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ProcessPoolExecutor", None)
-    assert len(list(encode_in_order(batches()[:8], KNOWN["wordpiece"], 4))) == 8
+    assert len(list(encode_in_order(batches()[:16], KNOWN["wordpiece"], 4))) == 16
 
 
 def test_batches_are_drawn_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
