@@ -249,6 +249,18 @@ def test_text_without_spaces_is_safe(config: TokenizerConfig) -> None:
     assert len(encode_documents(tokenizer, [giant])[0]) > 0
 
 
+@pytest.mark.slow
+def test_a_line_of_64_megabytes_without_a_space_fits_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_bytes(os.urandom(2**25).hex().encode())
+    program = "import resource, sys; from mlm.__main__ import main; main(sys.argv[1:]);"
+    program += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    command = [sys.executable, "-c", program, "tokenizer", "train", "--data.sources", str(path)]
+    command += ["--output", str(tmp_path / "tokenizer")]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(output.splitlines()[-1]) * 1024 < 2e9
+
+
 def test_long_words_are_cut_up_to_the_limit() -> None:
     limit = module.MAX_WORD_CHARACTERS
     tokenizer = train_tokenizer(["a" * 101, "aa aa"], WORDPIECE)

@@ -141,8 +141,8 @@ class CacheEntry:
 
     def line(self, now: float) -> str:
         """Return the entry in one line."""
-        days = (now - self.used) / DAY_S
-        age = "today" if days < 1 else f"{days:.0f} days ago"
+        days = int((now - self.used) / DAY_S)
+        age = "today" if days < 1 else f"{days} day{'s' * (days > 1)} ago"
         name = "/".join(self.path.parts[-2:])
         return f"{self.kind:16}  {in_words(self.size):>9}  used {age:12}  {name}  {self.about}"
 

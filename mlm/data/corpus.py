@@ -134,7 +134,7 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
             with replacing(folder) as temporary:
                 temporary.mkdir()
                 tokenizer.save(str(temporary / "tokenizer.json"))
-                facts = {"sources": to_plain(text.config)["sources"], **to_plain(config)}
+                facts = {**to_plain(config), "sources": [{"path": source.path} for source in text.sources]}
                 (temporary / "facts.json").write_text(json.dumps(facts, indent=1))
         else:
             log.info("vocabulary: reusing %s", folder)

@@ -6,14 +6,15 @@ train on the same sequence of global batches, and a resumed run goes on with the
 
 A weighted mix has several parts. Every `BLOCK_ROWS` rows of the run hold a fixed number of rows of each part,
 in an order drawn for that block; each part goes through its own rows, pass after pass, so a small one is
-repeated and of a large one none is skipped. Which row of its part comes is known from the place in the block,
-so all of the above holds.
+repeated and of a large one none is skipped. Which row of its part comes next follows from the number of the
+block and the place in it, so all of the above holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +51,17 @@ def divide_block(shares: list[float]) -> list[int]:
         error = np.where(counts + step > 0, step * (exact - counts), -np.inf)
         counts[error.argmax()] += step
     return [int(count) for count in counts]
+
+
+@lru_cache(maxsize=4)
+def _mixed_block(per_block: tuple[int, ...], seed: int, block: int) -> tuple[Ints, Ints]:
+    """Return for each place of a block which part it belongs to, and how many of that part are before it."""
+    order = permute(np.arange(BLOCK_ROWS), BLOCK_ROWS, seed, MIX_KEY, block)
+    owner = np.repeat(np.arange(len(per_block)), per_block)[order]
+    by_part = np.argsort(owner, kind="stable")
+    rank = np.empty_like(owner)
+    rank[by_part] = np.concatenate([np.arange(count) for count in per_block])
+    return owner, rank
 
 
 class RowBatch(NamedTuple):
@@ -97,14 +109,14 @@ class TrainingSampler:
         """Return pass and row of the run's rows number `index` (B,); in a mix, the pass of the row's part."""
         if not self.parts:
             return RowBatch(*self._permuted(index, self.num_rows, self.seed))
-        per_block = np.array([part.per_block for part in self.parts])
-        ends = np.cumsum(per_block)
-        block, slot = np.divmod(index, BLOCK_ROWS)
+        per_block = tuple(part.per_block for part in self.parts)
+        block, place = np.divmod(index, BLOCK_ROWS)
+        owner, nth = np.empty_like(place), np.empty_like(place)
         for number in np.unique(block):
             inside = block == number
-            slot[inside] = permute(slot[inside], BLOCK_ROWS, self.seed, MIX_KEY, int(number))
-        owner = np.searchsorted(ends, slot, side="right")
-        nth = block * per_block[owner] + slot - (ends - per_block)[owner]
+            owners, ranks = _mixed_block(per_block, self.seed, int(number))
+            owner[inside], nth[inside] = owners[place[inside]], ranks[place[inside]]
+        nth += block * np.array(per_block)[owner]
         passes, rows = np.empty_like(nth), np.empty_like(nth)
         first = 0
         for number, part in enumerate(self.parts):

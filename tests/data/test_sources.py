@@ -92,6 +92,22 @@ def test_options_of_a_source_are_followed(tmp_path: Path) -> None:
     assert read(table, text_column="body") == ["b c"]
 
 
+@pytest.mark.parametrize("suffix", ["txt", "jsonl", "csv", "tsv"])
+def test_byte_order_mark_is_in_no_text_and_no_column_name(tmp_path: Path, suffix: str) -> None:
+    rows = {"txt": "harbour lights", "jsonl": '{"text": "harbour lights"}', "csv": "text,n\nharbour lights,1"}
+    rows["tsv"] = rows["csv"].replace(",", "\t")
+    for encoding in ("utf-8-sig", "utf-8"):
+        path = write(tmp_path / f"a.{suffix}", f"\ufeff{rows[suffix]}\n".encode())
+        assert read(path, encoding=encoding) == ["harbour lights"]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_line_ends_make_the_same_documents(tmp_path: Path, end: bytes) -> None:
+    path = write(tmp_path / "a.txt", end.join([b"one", b"two", b" ", b"", b"three"]) + end)
+    assert read(path, "line") == ["one", "two", "three"]
+    assert read(path, "paragraph") == ["one two", "three"]
+
+
 def test_folder_is_read_sorted_without_hidden_and_foreign_files(tmp_path: Path) -> None:
     for name in ("b.txt", "a/z.md", "a/a.txt.gz", "c.txt"):
         write(tmp_path / name, name)
