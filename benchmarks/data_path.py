@@ -8,6 +8,7 @@ own with an empty cache, in turn. Times begin after the imports and end when the
 side is `datasets.map` for tokenization (with the special tokens mask) and for concatenation into blocks, with
 processes or with the threads of the library, whichever is faster; then DataCollatorForLanguageModeling. Ours
 is best-fit packing of isolated documents, the default. Ratios count: figures alone belong to the machine.
+The generated text has the words of the Python documentation, and new ones as often as texts of its size.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from prepare_memory import write_text
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results" / "data_path.json"
@@ -143,21 +146,17 @@ def in_process(what: str, options: argparse.Namespace, **changes: Any) -> dict[s
 
 
 def write_inputs(options: argparse.Namespace) -> None:
-    """Write the text, a document a line, and its vocabulary."""
+    """Learn the vocabulary from the text; without a text of the user's, generate one first."""
     from mlm.config.data import TokenizerConfig
-    from mlm.data.python_docs import read_python_docs
     from mlm.tokenizer import train_tokenizer
 
-    options.text, options.tokenizer = f"{options.work}/text.txt", options.work
-    left = options.megabytes * 10**6
-    documents = []
-    for document in read_python_docs():
-        documents += document.split("\n")
-        left -= len(document)
-        if left <= 0:
-            break
-    Path(options.text).write_text("\n".join(documents), encoding="utf-8")
-    train_tokenizer(documents, TokenizerConfig()).save(f"{options.work}/tokenizer.json")
+    if options.text is None:
+        options.text = f"{options.work}/text.txt"
+        write_text(Path(options.text), options.megabytes, words_a_new_one=50)
+    options.tokenizer = options.work
+    with open(options.text, encoding="utf-8") as file:
+        tokenizer = train_tokenizer(file, TokenizerConfig(max_bytes=20 * 2**20))
+    tokenizer.save(f"{options.work}/tokenizer.json")
 
 
 def write_big_text(options: argparse.Namespace) -> str:
@@ -213,12 +212,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--megabytes", type=int, default=20)
+    parser.add_argument("--megabytes", type=int, default=30, help="size of a generated text")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num_proc", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--skip_big", action="store_true", help="leave out the store of 100 million tokens")
     parser.add_argument("--run", choices=("ours", "theirs", "theirs_threads", "open"), help=argparse.SUPPRESS)
-    for name in ("text", "tokenizer", "cache"):
+    parser.add_argument("--text", default=None, help="a text of your own, a document a line")
+    for name in ("tokenizer", "cache"):
         parser.add_argument(f"--{name}", default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:

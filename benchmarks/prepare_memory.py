@@ -24,8 +24,8 @@ from mlm.data.python_docs import read_python_docs
 ROOT = Path(__file__).parent.parent
 
 
-def write_text(path: Path, megabytes: int) -> None:
-    """Write about so much text, a document a line."""
+def write_text(path: Path, megabytes: int, words_a_new_one: int = 100) -> None:
+    """Write about so much text, a document a line; one word in so many was never seen before."""
     draw = random.Random(0)
     documents = [" ".join(document.split()) for document in read_python_docs()]
     left = megabytes * 10**6
@@ -34,7 +34,7 @@ def write_text(path: Path, megabytes: int) -> None:
             for document in documents:
                 words = document.split()
                 draw.shuffle(words)
-                for place in range(0, len(words), 100):
+                for place in range(0, len(words), words_a_new_one):
                     words[place] = f"{words[place]}{draw.randrange(10**7)}"
                 line = " ".join(words) + "\n"
                 left -= len(line.encode())

@@ -39,8 +39,8 @@ WORD_MEMORY = 2**27
 """About how many bytes the words that a process remembers may take."""
 WORD_OVERHEAD = 200
 """Bytes that a remembered word takes beside its characters."""
-BATCHES_ALONE = 16
-"""Batches encoded before processes are started: less is done before they are up. They get its words."""
+BATCHES_ALONE = 4
+"""Batches encoded before processes are started, which get the words seen: less is done before they are up."""
 BATCHES_AHEAD = 2
 """Batches a process that are read before they are needed."""
 
@@ -133,7 +133,8 @@ class DocumentEncoder:
         if len(unseen):
             found = [words[place] for place in unseen.tolist()]
             new = {word: len(known.lengths) + place for place, word in enumerate(dict.fromkeys(found))}
-            known = known.and_also(encode_plain(self._plain, new))
+            spelled = self._plain.encode_batch_fast(list(new), add_special_tokens=False)
+            known = known.and_also([word.ids for word in spelled])
             numbers[unseen] = [new[word] for word in found]
             self._remember(new, known)
         ids, lengths = known.spell(numbers)
@@ -216,7 +217,12 @@ def encode_in_order(
     start = tokenizer.to_str(), encode.known
     with ProcessPoolExecutor(processes, spawn, _start_process, start) as pool:
         try:
-            yield from _spread(chain([following], batches), pool, processes * BATCHES_AHEAD)
+            up = [pool.submit(_is_up) for _ in range(processes)]
+            while following is not None and not all(answer.done() for answer in up):
+                yield following[0], encode(following[1])
+                following = next(batches, None)
+            if following is not None:
+                yield from _spread(chain([following], batches), pool, processes * BATCHES_AHEAD)
         except BrokenProcessPool:
             raise InputError(
                 "a process that tokenizes was killed (out of memory?) or could not start (a script that uses "
@@ -262,6 +268,10 @@ def _start_process(tokenizer: str, known: tuple[dict[str, int], _Words]) -> None
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process is interrupted too, and ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _encoder = DocumentEncoder(Tokenizer.from_str(tokenizer), known)
+
+
+def _is_up() -> None:
+    """Answer, so that the first process knows that others can work now."""
 
 
 def _encode_in_process(texts: list[str]) -> Encoded:

@@ -85,9 +85,11 @@ class ReadReport:
     def add(self, document: str) -> None:
         """Count one document."""
         length = len(document)
-        excess = max(length.bit_length() - 7, 0)
+        excess = length.bit_length() - 7
+        if excess > 0:
+            length = length >> excess << excess
         self.documents += 1
-        self.lengths[length >> excess << excess] += 1
+        self.lengths[length] += 1
 
     def bad_row(self, problem: str) -> None:
         """Count a row that cannot be read.

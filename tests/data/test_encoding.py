@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import subprocess
@@ -142,7 +143,8 @@ def test_processes_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_little_text_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ProcessPoolExecutor", None)
-    assert len(list(encode_in_order(batches()[:16], KNOWN["wordpiece"], 4))) == 16
+    count = module.BATCHES_ALONE
+    assert len(list(encode_in_order(batches()[:count], KNOWN["wordpiece"], 4))) == count
 
 
 def test_batches_are_drawn_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +161,9 @@ def test_batches_are_drawn_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     next(encoded)
     assert drawn == 1
     encoded = encode_in_order(counted(), KNOWN["wordpiece"], 2)
-    for _ in range(5):
+    for number in range(1, 200):
         next(encoded)
-    assert drawn <= 5 + 3 + 2 * module.BATCHES_AHEAD
+        assert drawn <= number + 2 + 2 * module.BATCHES_AHEAD
     encoded.close()
 
 
@@ -218,10 +220,8 @@ def test_script_without_guard_is_told_so(tmp_path) -> None:
 
 def test_killed_process_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCHES_ALONE", 0)
-    encoded = encode_in_order(batches() * 100, KNOWN["wordpiece"], 2)
+    encoded = encode_in_order(batches() * 10_000, KNOWN["wordpiece"], 2)
     next(encoded)
-    import multiprocessing
-
     for child in multiprocessing.active_children():
         child.kill()
     with pytest.raises(InputError, match="a process that tokenizes was killed"):
