@@ -9,8 +9,12 @@ from mlm.config.errors import InputError
 from mlm.config.model import ModelConfig
 
 
-def count_parameters(config: ModelConfig) -> dict[str, int]:
+def count_parameters(config: ModelConfig, num_labels: int | None = None) -> dict[str, int]:
     """Return the number of parameters by part; the tied output matrix is counted once, as an embedding.
+
+    Args:
+        config: the model.
+        num_labels: outputs of the classifier that is its head; None: its head is that for masked tokens.
 
     Raises:
         InputError: a size of the tables is still null.
@@ -22,18 +26,21 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
     norms = 1 + 2 * L  # the embeddings', and two a layer
     if config.norm_position == "pre":
         norms += config.first_attention_norm  # the final one, less the first attention's where it is left out
+    output = norm + V  # the matrix is the token table
+    if num_labels is not None:
+        output = (D + 1) * num_labels + norm * (config.norm_position == "pre")
     return {
         "embeddings": tables * D,
         "attention": L * 4 * (D * D + config.attention_bias * D),
         "feed_forward": L * ((inputs + 1) * D * F + config.mlp_bias * (inputs * F + D)),
         "norms": norms * norm,
-        "head": D * D + config.head_bias * D + norm + V,
+        "head": D * D + config.head_bias * D + output,
     }
 
 
-def total_parameters(config: ModelConfig) -> int:
-    """Return the number of parameters of the whole masked language model."""
-    return sum(count_parameters(config).values())
+def total_parameters(config: ModelConfig, num_labels: int | None = None) -> int:
+    """Return the number of parameters of the whole model; arguments as in `count_parameters`."""
+    return sum(count_parameters(config, num_labels).values())
 
 
 def flops_per_token(config: ModelConfig, seq_len: int, masked_fraction: float) -> float:

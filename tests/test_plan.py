@@ -10,8 +10,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlm.config.errors import InputError
-from mlm.config.model import ModelConfig
-from mlm.model import MaskedLM
+from mlm.config.model import ClassifierConfig, ModelConfig
+from mlm.model import MaskedLM, SequenceClassifier
 from mlm.plan import count_parameters, flops_per_token, total_parameters
 
 
@@ -86,6 +86,17 @@ def test_counts_equal_built_model(values):
     for bias in (None, *BIASES):
         config = config if bias is None else replace(config, **{bias: True})
         assert total_parameters(config) == sum(weight.numel() for weight in MaskedLM(config).parameters())
+
+
+@pytest.mark.parametrize("config", [bert(2, 128, 100), replace(modernbert(2, 128, 96), vocab_size=100)])
+@pytest.mark.parametrize("labels", [("score",), ("a", "b", "c")])
+def test_counts_of_a_classifier_equal_built_model(config, labels):
+    with torch.device("meta"):
+        model = SequenceClassifier(config, ClassifierConfig(labels))
+    counts = count_parameters(config, len(labels))
+    head = [*model.pooler.parameters(), *model.classifier.parameters()]
+    assert counts["head"] == sum(weight.numel() for weight in head)
+    assert total_parameters(config, len(labels)) == sum(weight.numel() for weight in model.parameters())
 
 
 def test_parts_equal_built_parts():

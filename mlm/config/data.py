@@ -146,7 +146,13 @@ class TokenizerConfig:
     """Fold case and accents first (trained vocabularies only)."""
 
     def __post_init__(self) -> None:
-        require(self.vocab_size >= 16, "tokenizer.vocab_size", self.vocab_size, "must be at least 16")
+        smallest = 261 if self.type == "bpe" else 16  # bytes and special tokens
+        require(
+            self.vocab_size >= smallest,
+            "tokenizer.vocab_size",
+            self.vocab_size,
+            f"must be at least {smallest} for type {self.type}",
+        )
         self.path = self.path and os.path.expanduser(self.path)
 
     def check_file(self) -> None:

@@ -131,3 +131,25 @@ class ModelConfig:
                 f"data.seq_len={seq_len} is longer than model.max_position_embeddings={longest}; "
                 f"set data.seq_len to at most {longest}"
             )
+
+
+@dataclass(frozen=True)
+class ClassifierConfig:
+    """The head that sorts texts into classes or gives them a score; its layers follow from the encoder's."""
+
+    labels: tuple[str, ...]
+    """Names of the classes, in the order of their ids; for a score its one name."""
+    label_type: Literal["classification", "regression"] = "classification"
+    """Whether the outputs are logits of classes, or one score."""
+    pooling: Literal["cls", "mean"] = "cls"
+    """A text is the vector of its first token, or the mean over its tokens."""
+    dropout: float = 0.1
+    """Dropout before the last layer, in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        labels, found = list(self.labels), len(self.labels)
+        require(len(set(labels)) == found > 0, "labels", labels, "must be distinct names")
+        require(
+            self.label_type == "classification" or found == 1, "labels", labels, "must be one for a score"
+        )
+        require(0 <= self.dropout < 1, "classifier_dropout", self.dropout, "must lie in [0, 1)")

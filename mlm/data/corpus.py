@@ -31,12 +31,13 @@ from tqdm import tqdm
 
 import mlm
 from mlm.config.data import PYTHON_DOCS, CorpusConfig, SourceConfig, TokenizerConfig
+from mlm.config.errors import InputError
 from mlm.config.parse import to_plain
 from mlm.counter import uniform
 from mlm.data.collate import Rows
 from mlm.data.formats import ReadReport
 from mlm.data.packing import RowTable, Spans, cut_spans, pack_documents
-from mlm.data.python_docs import python_docs_digest, read_python_docs
+from mlm.data.python_docs import python_docs_digest, read_package_docs
 from mlm.data.sources import DigestCache, read_documents, source_digest, source_size
 from mlm.data.store import STORE_VERSION, TokenStore, build_store
 from mlm.tokenizer import (
@@ -93,21 +94,46 @@ def prepare_corpus(config: CorpusConfig, tokenizer_config: TokenizerConfig) -> C
     store = _store(text, tokenizer)
     train, validation = _split_and_pack(store, config)
     special = SpecialTokens.from_tokenizer(tokenizer)
-    entropy = _unigram_entropy(store, train.pieces, validation.pieces, tokenizer.get_vocab_size())
+    counts = [store.counts(table.pieces, tokenizer.get_vocab_size()) for table in (train, validation)]
+    for part in counts:
+        _require_ordinary(part, special, config)
     train_rows, validation_rows = (
         Rows(store, table, special, config.seq_len, config.packing) for table in (train, validation)
     )
     for name, rows in (("training", train_rows), ("validation", validation_rows)):
         tokens = rows.table.pieces.num_tokens
         log.info("%s: %s tokens in %s rows of %d", name, f"{tokens:,}", f"{len(rows):,}", config.seq_len)
-    return Corpus(tokenizer, special, store, train_rows, validation_rows, entropy)
+    return Corpus(tokenizer, special, store, train_rows, validation_rows, _unigram_entropy(*counts))
 
 
 def prepare_evaluation(config: CorpusConfig, tokenizer: Tokenizer) -> Rows:
     """Read and pack the whole of a corpus for evaluation with a given tokenizer."""
-    store = _store(_Text(config), tokenizer)
+    store, special = _store(_Text(config), tokenizer), SpecialTokens.from_tokenizer(tokenizer)
+    _require_ordinary(store.counts(store.documents, tokenizer.get_vocab_size()), special, config)
     table = pack_documents(store.documents, config.seq_len, config.packing)
-    return Rows(store, table, SpecialTokens.from_tokenizer(tokenizer), config.seq_len, config.packing)
+    return Rows(store, table, special, config.seq_len, config.packing)
+
+
+def python_docs_file(cache: Path, num_proc: int | None = None) -> Path:
+    """Return the Python documentation as a file of rows (text, package); it is written when it is not there.
+
+    Args:
+        cache: folder that keeps it.
+        num_proc: processes that read; None: one a core.
+    """
+    path = cache / f"python-docs-{python_docs_digest()[:16]}.jsonl"
+    with _locked(path):
+        if not path.exists():
+            log.info("%s: reading the documentation of this Python installation into %s", PYTHON_DOCS, path)
+            with (
+                _bar("reading", unit=" files") as bar,
+                _replacing(path) as temporary,
+                temporary.open("w", encoding="utf-8") as file,
+            ):
+                for package, document in read_package_docs(_absolute(bar), num_proc):
+                    row = {"text": document, "package": package}
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return path
 
 
 class _Text:
@@ -128,20 +154,7 @@ class _Text:
         """Write the Python documentation to a file once: it is read twice, and worth a look."""
         if source.path != PYTHON_DOCS:
             return source
-        path = self.cache / f"python-docs-{python_docs_digest()[:16]}.jsonl"
-        with _locked(path):
-            if not path.exists():
-                log.info(
-                    "%s: reading the documentation of this Python installation into %s", PYTHON_DOCS, path
-                )
-                with (
-                    _bar("reading", unit=" files") as bar,
-                    _replacing(path) as temporary,
-                    temporary.open("w", encoding="utf-8") as file,
-                ):
-                    for document in read_python_docs(_absolute(bar), self.config.num_proc):
-                        file.write(json.dumps({"text": document}, ensure_ascii=False) + "\n")
-        return replace(source, path=str(path))
+        return replace(source, path=str(python_docs_file(self.cache, self.config.num_proc)))
 
     def documents(self, task: str) -> Iterator[str]:
         """Yield the documents under a progress bar in bytes."""
@@ -163,6 +176,10 @@ class _Text:
 def _tokenizer(text: _Text, config: TokenizerConfig) -> Tokenizer:
     """Load or train the vocabulary; a trained one is kept in the cache."""
     if config.path:
+        if replace(config, path=None) != TokenizerConfig():
+            log.warning(
+                "tokenizer.type, vocab_size and lowercase are ignored: the vocabulary is %s", config.path
+            )
         return load_tokenizer(config.path)
     folder = text.cache / "tokenizers" / _key(text.digest, to_plain(config), TOKENIZER_VERSION)
     with _locked(folder):
@@ -171,7 +188,7 @@ def _tokenizer(text: _Text, config: TokenizerConfig) -> Tokenizer:
             tokenizer = train_tokenizer(text.documents("vocabulary"), config)
             with _replacing(folder) as temporary:
                 temporary.mkdir()
-                tokenizer.save(str(temporary / "tokenizer.json"))
+                (temporary / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         else:
             log.info("vocabulary: reusing %s", folder)
     return load_tokenizer(folder)
@@ -258,14 +275,19 @@ def _load_table(folder: Path) -> RowTable:
     return RowTable(offsets, Spans(starts, lengths))
 
 
-def _unigram_entropy(store: TokenStore, train: Spans, validation: Spans, size: int) -> float:
+def _unigram_entropy(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]) -> float:
     """Return -sum_v q(v) ln p(v): q are the validation shares, p those of the training counts plus one."""
-    held_out = np.zeros(size, np.int64)
-    for start, length in zip(validation.starts.tolist(), validation.lengths.tolist(), strict=True):
-        held_out += np.bincount(store.tokens(start, length), minlength=size)
-    counts = store.counts(size) - (held_out if train.num_tokens < store.documents.num_tokens else 0)
-    log_share = np.log((counts + 1) / (counts.sum() + size))
-    return float(-(held_out * log_share).sum() / held_out.sum())
+    log_share = np.log((train + 1) / (train.sum() + len(train)))
+    return float(-(validation * log_share).sum() / validation.sum())
+
+
+def _require_ordinary(counts: npt.NDArray[np.int64], special: SpecialTokens, config: CorpusConfig) -> None:
+    """Refuse text of which nothing can be predicted: every loss on it would be 0."""
+    if counts.sum() == counts[list(special.ids)].sum():
+        names = ", ".join(source.path for source in config.sources)
+        raise InputError(
+            f"{names}: the vocabulary knows no token of the text; train it on this text or use type bpe"
+        )
 
 
 def _key(*parts: Any) -> str:
@@ -275,9 +297,21 @@ def _key(*parts: Any) -> str:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Let one process at a time make `path`; the others wait and find it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock")):
+    if path.exists():  # it is renamed into place, so it is whole; the cache may be read-only
         yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_name(f".{path.name}.lock")
+    with FileLock(lock):
+        for leftover in set(path.parent.glob(f".{path.name}.*")) - {lock}:  # of a process that was killed
+            _remove(leftover)
+        yield
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -288,9 +322,7 @@ def _replacing(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.rename(path)
     except BaseException:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        temporary.unlink(missing_ok=True)
+        _remove(temporary)
         raise
 
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from tokenizers import Tokenizer
 
+from mlm.config.errors import InputError
 from mlm.data.packing import Spans
 from mlm.tokenizer import SpecialTokens, encode_documents
 
@@ -66,12 +67,17 @@ class TokenStore:
         begin = start - int(self._bases[shard])
         return self._values[shard][begin : begin + length]
 
-    def counts(self, size: int) -> npt.NDArray[np.int64]:
-        """Return how often each id below `size` occurs in the whole store."""
+    def counts(self, spans: Spans, size: int) -> npt.NDArray[np.int64]:
+        """Return how often each id below `size` occurs in some spans."""
         counts = np.zeros(size, np.int64)
-        for values in self._values:
-            for start in range(0, len(values), 2**22):  # bincount copies to int64: keep the copy small
-                counts += np.bincount(values[start : start + 2**22], minlength=size)
+        order = np.argsort(spans.starts, kind="stable")
+        starts, ends = spans.starts[order], (spans.starts + spans.lengths)[order]
+        # Neighbours are counted together, up to the end of a shard.
+        first = np.ones(len(starts), bool)
+        first[1:] = (starts[1:] != ends[:-1]) | np.isin(starts[1:], self._bases)
+        for start, end in zip(starts[first], ends[np.roll(first, -1)], strict=True):
+            for part in range(int(start), int(end), 2**22):  # bincount copies to int64: keep the copy small
+                counts += np.bincount(self.tokens(part, min(2**22, int(end) - part)), minlength=size)
         return counts
 
     def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
@@ -130,9 +136,11 @@ def build_store(
         progress: called with the number of documents after each batch.
     """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    temporary.mkdir(parents=True)
     try:
+        temporary.mkdir(parents=True)
         manifest = _write_shards(temporary, documents, tokenizer, progress)
+        if not manifest["shards"]:
+            raise InputError(f"has no documents: none of {manifest['num_without_tokens']} has a token")
         manifest |= facts or {}
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1))
         temporary.rename(folder)

@@ -15,13 +15,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mlm.config.errors import InputError
-from mlm.config.model import ModelConfig
+from mlm.config.model import ClassifierConfig, ModelConfig
 
 Json = dict[str, Any]
 
 TOKEN_IDS = {f"{name}_token_id": name for name in ("pad", "cls", "sep", "mask")}
 TOKEN_IDS |= {"bos_token_id": "cls", "eos_token_id": "sep"}  # without these, ModernBERT's are out of range
 """Fields of config.json for token ids, and the fields of `SpecialTokens` they repeat."""
+
+PROBLEM_TYPES: dict[Literal["classification", "regression"], str] = {
+    "classification": "single_label_classification",
+    "regression": "regression",
+}
+"""How config.json calls each `ClassifierConfig.label_type`."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,8 @@ class Family:
     """What config.json calls it."""
     architecture: str
     """Its class with a masked-LM head."""
+    classifier: str
+    """Its class with a head for classes or a score."""
     assumed: Callable[[Json], Json]
     """What the class takes for the paths that a config.json leaves out."""
     fixed: Mapping[str, Sequence[Any]]
@@ -49,7 +57,11 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Parts of names in older files, and what they are called now."""
     ignored: str = "(?!)"
-    """Pattern of how the names begin that a masked language model does not need; by default none."""
+    """Pattern of how the names begin that a model with another head does not need; by default none."""
+    poolings: Sequence[str] = ("cls", "mean")
+    """Values of `ClassifierConfig.pooling` that the classifier knows."""
+    dropout_path: str | None = None
+    """Where the dropout of a classifier stands that names none of its own; None: it has none then."""
 
     def unrepresented(self, config: ModelConfig) -> list[str]:
         """Return the fields, with their values, that the class cannot represent."""
@@ -88,6 +100,43 @@ class Family:
             raise InputError(f"not supported: {', '.join(faults)}")
         return config
 
+    def write_classifier(self, classifier: ClassifierConfig) -> Json:
+        """Return what config.json says of the head of a classifier."""
+        return {
+            "architectures": [self.classifier],
+            "problem_type": PROBLEM_TYPES[classifier.label_type],
+            "id2label": {str(number): label for number, label in enumerate(classifier.labels)},
+            "label2id": {label: number for number, label in enumerate(classifier.labels)},
+            "classifier_dropout": classifier.dropout,
+            "classifier_pooling": classifier.pooling,
+        }
+
+    def read_classifier(self, written: Json) -> ClassifierConfig:
+        """Return the head that the content of a config.json asks for.
+
+        Raises:
+            InputError: it is of a kind that we cannot compute.
+        """
+        names = written.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+        labels = [names.get(str(number)) for number in range(len(names))]
+        if None in labels:
+            raise InputError(f"id2label has the ids {', '.join(names)}, not 0 to {len(names) - 1}")
+        problem = (
+            written.get("problem_type")
+            or PROBLEM_TYPES["regression" if len(names) == 1 else "classification"]
+        )
+        types = {name: label_type for label_type, name in PROBLEM_TYPES.items()}
+        if problem not in types:
+            raise InputError(f"problem_type={problem} is not supported, only {', '.join(types)}")
+        dropout = written.get("classifier_dropout")
+        if dropout is None:
+            dropout = written.get(self.dropout_path or "", 0.0)
+        pooling = written.get("classifier_pooling", "cls")
+        if pooling not in self.poolings:
+            allowed = ", ".join(self.poolings)
+            raise InputError(f"classifier_pooling={pooling} is not supported, only {allowed}")
+        return ClassifierConfig(tuple(map(str, labels)), types[problem], pooling, dropout)
+
     def their_names(self, name: str) -> list[str]:
         """Return the names in the file of what our weight `name` is stacked from."""
         module, _, leaf = name.rpartition(".")
@@ -98,16 +147,19 @@ class Family:
         return [f"{part}.{leaf}".replace(".N.", f".{number}.") for part in parts]
 
     def current_names(self, names: Collection[str]) -> dict[str, str]:
-        """Return what each name in a file is called today in a model with a head, ignored ones left out."""
+        """Return what each name in a file is called today in a model with a head."""
         prefix = "" if any(name.startswith(self.prefix) for name in names) else self.prefix
         result = {}
         for name in names:
             current = prefix + name
             for old, new in self.renamed.items():
                 current = current.replace(old, new)
-            if not re.match(self.ignored, current):
-                result[name] = current
+            result[name] = current
         return result
+
+    def is_needless(self, name: str) -> bool:
+        """Tell whether a current name belongs to a head that another model of the family has."""
+        return re.match(self.ignored, name) is not None
 
     def _written(self) -> dict[str, Sequence[str]]:
         """Our fields that stand in config.json, with their paths."""
@@ -141,6 +193,7 @@ def _assumed_by_bert(written: Json) -> Json:
 BERT = Family(
     model_type="bert",
     architecture="BertForMaskedLM",
+    classifier="BertForSequenceClassification",
     assumed=_assumed_by_bert,
     fixed={
         "norm_position": ["post"],
@@ -177,10 +230,13 @@ BERT = Family(
         "head": "cls.predictions",
         "head.dense": "cls.predictions.transform.dense",
         "head.norm": "cls.predictions.transform.LayerNorm",
+        "pooler.dense": "bert.pooler.dense",
     },
     prefix="bert.",
     renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
-    ignored=r"bert\.pooler|bert\.embeddings\.position_ids|cls\.predictions\.decoder|cls\.seq|classifier|qa_",
+    ignored=r"bert\.pooler|bert\.embeddings\.position_ids|cls\.(predictions|seq)|classifier|qa_",
+    poolings=("cls",),
+    dropout_path="hidden_dropout_prob",
 )
 
 
@@ -195,6 +251,7 @@ def _assumed_by_modernbert(written: Json) -> Json:
 MODERNBERT = Family(
     model_type="modernbert",
     architecture="ModernBertForMaskedLM",
+    classifier="ModernBertForSequenceClassification",
     assumed=_assumed_by_modernbert,
     fixed={
         "norm_position": ["pre"],
@@ -228,35 +285,48 @@ MODERNBERT = Family(
         "encoder.layers.N.feed_forward.down": "model.layers.N.mlp.Wo",
         "encoder.final_norm": "model.final_norm",
         "head": "decoder",
+        "pooler.dense": "head.dense",  # a classifier goes on with the transform of the masked-LM head
+        "pooler.norm": "head.norm",
     },
     prefix="model.",
-    ignored=r"decoder\.weight|classifier",
+    ignored=r"decoder|classifier",
 )
 
 _HINTS = get_type_hints(ModelConfig)
 OWN = Family(
     model_type="mlm",
     architecture="MaskedLM",
+    classifier="SequenceClassifier",
     assumed=lambda _: asdict(ModelConfig()),
     fixed={name: get_args(hint) for name, hint in _HINTS.items() if get_origin(hint) is Literal},
+    modules={"pooler.dense": "head.dense", "pooler.norm": "head.norm"},
+    ignored=r"head\.|classifier",
 )
 
 FAMILIES = (BERT, MODERNBERT, OWN)
 """In the order in which they are tried for a model; the last takes everything."""
 
 
-def family_of(config: ModelConfig) -> Family:
-    """Return the first family that can represent `config`."""
-    return next(family for family in FAMILIES if not family.unrepresented(config))
+def family_of(config: ModelConfig, classifier: ClassifierConfig | None = None) -> Family:
+    """Return the first family that can represent `config`, and the head of a classifier if there is one."""
+    return next(family for family in FAMILIES if not _unrepresented(family, config, classifier))
 
 
-def architecture_of(config: ModelConfig) -> str:
+def architecture_of(config: ModelConfig, classifier: ClassifierConfig | None = None) -> str:
     """Return the name of the class that reads a model of this configuration."""
-    return family_of(config).architecture
+    family = family_of(config, classifier)
+    return family.classifier if classifier else family.architecture
 
 
-def missing_counterparts(config: ModelConfig) -> str:
+def missing_counterparts(config: ModelConfig, classifier: ClassifierConfig | None = None) -> str:
     """Return in words what keeps `config` from being of the stock family that is closest to it."""
-    closest = min(FAMILIES[:-1], key=lambda family: len(family.unrepresented(config)))
-    fields = ", ".join(f"model.{fault}" for fault in closest.unrepresented(config))
-    return f"{closest.architecture} has no counterpart for {fields}"
+    closest = min(FAMILIES[:-1], key=lambda family: len(_unrepresented(family, config, classifier)))
+    name = closest.classifier if classifier else closest.architecture
+    return f"{name} has no counterpart for {', '.join(_unrepresented(closest, config, classifier))}"
+
+
+def _unrepresented(family: Family, config: ModelConfig, classifier: ClassifierConfig | None) -> list[str]:
+    faults = [f"model.{fault}" for fault in family.unrepresented(config)]
+    if classifier and classifier.pooling not in family.poolings:
+        faults.append(f"head.pooling={classifier.pooling}")
+    return faults

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
@@ -23,10 +24,10 @@ from transformers import (
 )
 
 from mlm.config.errors import InputError
-from mlm.config.model import ModelConfig
-from mlm.hub import architecture_of, load_pretrained, save_pretrained
+from mlm.config.model import ClassifierConfig, ModelConfig
+from mlm.hub import architecture_of, load_classifier, load_masked_lm, load_pretrained, save_pretrained
 from mlm.hub.families import BERT, FAMILIES, MODERNBERT, OWN
-from mlm.model import MaskedLM
+from mlm.model import MaskedLM, SequenceClassifier
 
 MODERN = ModelConfig(
     vocab_size=128,
@@ -181,7 +182,7 @@ def test_missing_head_is_initialised_and_named(models, name, tmp_path, caplog):
     kind, config = models[name]
     theirs = shaken(kind(config))
     theirs.save_pretrained(tmp_path)
-    ours = load_pretrained(tmp_path)
+    ours = load_masked_lm(tmp_path)
     base = theirs if models is BARE else theirs.base_model
     with torch.no_grad():
         expected = base(input_ids=IDS, attention_mask=MASK).last_hidden_state[REAL]
@@ -279,8 +280,159 @@ def test_each_model_belongs_to_one_stock_family(name):
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
 def test_table_names_nothing_that_does_not_exist(family):
-    ours = {name.rpartition(".")[0] for config in OURS.values() for name in MaskedLM(config).state_dict()}
+    models: list[nn.Module] = [MaskedLM(config) for config in OURS.values()]
+    models += [SequenceClassifier(config, HEADS["a score"]) for config in OURS.values()]
+    ours = {name.rpartition(".")[0] for model in models for name in model.state_dict()}
     layers = {name.replace(".layers.1.", ".layers.N.") for name in ours}
     assert set(family.modules) <= layers
     fields = asdict(MODERN).keys()
     assert {*family.fixed, *family.paths, *family.unused} <= fields
+
+
+HEADS = {
+    "three classes": ClassifierConfig(("busy", "calm", "noisy")),
+    "a score": ClassifierConfig(("stars",), "regression", dropout=0.0),
+    "three classes, mean": ClassifierConfig(("busy", "calm", "noisy"), pooling="mean"),
+}
+LABELS = {"id2label": {0: "busy", 1: "calm", 2: "noisy"}, "label2id": {"busy": 0, "calm": 1, "noisy": 2}}
+THEIR_CLASSIFIERS = {
+    **CLASSIFIERS,
+    "bert, three classes": (
+        BertForSequenceClassification,
+        BertConfig(**SIZES, **LABELS, classifier_dropout=0.3, problem_type="single_label_classification"),
+    ),
+    "bert, a score": (BertForSequenceClassification, BertConfig(**SIZES, num_labels=1)),
+    "modernbert, three classes, mean": (
+        ModernBertForSequenceClassification,
+        ModernBertConfig(
+            **SIZES, **GLOBAL, **LABELS, classifier_pooling="mean", classifier_bias=True, norm_bias=True
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("name", OURS)
+def test_stock_class_reads_our_classifier(name, head, tmp_path, tokenizer):
+    model = shaken(SequenceClassifier(OURS[name], HEADS[head]))
+    folder = save_pretrained(tmp_path / "model", model, tokenizer, 32, "")
+    again = load_pretrained(folder)
+    assert (again.config, again.classifier_config) == (model.config, model.classifier_config)
+    torch.testing.assert_close(again(IDS, MASK), model(IDS, MASK), atol=0, rtol=0)
+    architecture = architecture_of(model.config, HEADS[head])
+    if architecture == OWN.classifier:
+        return
+    stock = getattr(transformers, architecture)
+    theirs, loading = stock.from_pretrained(folder, output_loading_info=True)
+    assert not any(loading.values()), loading
+    assert theirs.config.id2label == dict(enumerate(HEADS[head].labels))
+    assert theirs.config.num_labels == len(HEADS[head].labels)
+    with torch.no_grad():
+        expected = theirs.eval()(input_ids=IDS, attention_mask=MASK).logits
+    torch.testing.assert_close(model(IDS, MASK), expected, atol=1e-5, rtol=1e-5)
+    if head == "a score":
+        targets = torch.tensor([0.5, 2.0])
+        loss = nn.functional.mse_loss(expected[:, 0], targets)
+    else:
+        targets = torch.tensor([1, 2])
+        loss = nn.functional.cross_entropy(expected, targets)
+    stock_loss = theirs(input_ids=IDS, attention_mask=MASK, labels=targets).loss
+    assert stock_loss.item() == pytest.approx(loss.item(), rel=1e-5)
+    assert type(AutoModelForSequenceClassification.from_pretrained(folder)) is stock
+
+
+@pytest.mark.parametrize("name", THEIR_CLASSIFIERS)
+def test_we_read_stock_classifier_and_change_no_weight(name, tmp_path, tokenizer):
+    kind, config = THEIR_CLASSIFIERS[name]
+    theirs = shaken(kind(config))
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load_pretrained(tmp_path / "theirs")
+    assert isinstance(ours, SequenceClassifier)
+    assert ours.classifier_config.labels == tuple(theirs.config.id2label.values())
+    assert (ours.classifier_config.label_type == "regression") == ("score" in name)
+    types = (
+        {"token_type_ids": torch.arange(20).expand(2, 20) // 10}
+        if kind is BertForSequenceClassification
+        else {}
+    )
+    with torch.no_grad():
+        expected = theirs(input_ids=IDS, attention_mask=MASK, **types).logits
+    torch.testing.assert_close(ours(IDS, MASK, **types), expected, atol=1e-5, rtol=1e-5)
+    save_pretrained(tmp_path / "ours", ours, tokenizer, 32, "")
+    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "ours"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_dropout_of_a_classifier_is_the_stock_class_s(tmp_path):
+    expected = {"bert": 0.1, "bert, three classes": 0.3, "modernbert": 0.0}
+    for name, share in expected.items():
+        kind, config = THEIR_CLASSIFIERS[name]
+        kind(config).save_pretrained(tmp_path / name)
+        assert load_classifier(tmp_path / name).dropout.p == share
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "kept"),
+    [
+        (BertModel, BertConfig(**SIZES), "pooler.dense.weight"),
+        (BertForSequenceClassification, BertConfig(**SIZES), "bert.pooler.dense.weight"),
+        (BertForMaskedLM, BertConfig(**SIZES), None),
+        (ModernBertForMaskedLM, ModernBertConfig(**SIZES, **GLOBAL), "head.dense.weight"),
+    ],
+)
+def test_new_classifier_takes_over_what_stock_classes_do(kind, config, kept, tmp_path, caplog):
+    theirs = shaken(kind(config))
+    theirs.save_pretrained(tmp_path)
+    torch.manual_seed(3)
+    with caplog.at_level("INFO"):
+        ours = load_classifier(tmp_path, HEADS["three classes"])
+    assert "classifier.weight" in caplog.text
+    assert ours.classifier.weight.shape == (3, 16)
+    assert ours.classifier.weight.std() < 0.04
+    if kept is None:
+        assert "bert.pooler.dense.weight" in caplog.text
+        assert ours.pooler.dense.weight.std() < 0.04
+    else:
+        assert "dense" not in caplog.text
+        assert torch.equal(ours.pooler.dense.weight, theirs.state_dict()[kept])
+    torch.manual_seed(3)
+    again = load_classifier(tmp_path, HEADS["three classes"])
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), again.parameters(), strict=True))
+
+
+def test_last_layer_is_kept_only_for_the_same_labels(tmp_path, tokenizer):
+    model = shaken(SequenceClassifier(MODERN, HEADS["three classes"]))
+    folder = save_pretrained(tmp_path / "model", model, tokenizer, 32, "")
+    same = load_classifier(folder, replace(HEADS["three classes"], dropout=0.5))
+    assert torch.equal(same.classifier.weight, model.classifier.weight)
+    assert same.dropout.p == 0.5
+    for labels in (("calm", "busy", "noisy"), ("yes", "no")):
+        other = load_classifier(folder, ClassifierConfig(labels))
+        assert other.classifier.bias.eq(0).all()
+        assert torch.equal(other.pooler.dense.weight, model.pooler.dense.weight)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"problem_type": "multi_label_classification"}, "problem_type=multi_label_classification is not"),
+        ({"id2label": {"1": "a", "2": "b"}}, "id2label has the ids 1, 2, not 0 to 1"),
+        ({"classifier_pooling": "max"}, "classifier_pooling=max is not supported, only cls, mean"),
+        ({"architectures": ["ModernBertForMaskedLM"]}, "holds no classifier but ModernBertForMaskedLM"),
+    ],
+)
+def test_classifier_that_we_cannot_compute_is_refused(change, message, tmp_path, tokenizer):
+    model = SequenceClassifier(MODERN, HEADS["three classes"])
+    folder = save_pretrained(tmp_path / "model", model, tokenizer, 32, "")
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(InputError, match=message):
+        load_classifier(folder)
+    assert load_classifier(folder, ClassifierConfig(("a", "b"))).classifier.out_features == 2
+
+
+def test_reason_for_our_own_format_names_the_pooling(tmp_path, tokenizer, caplog):
+    model = SequenceClassifier(CLASSIC, HEADS["three classes, mean"])
+    save_pretrained(tmp_path / "model", model, tokenizer, 32, "")
+    assert "BertForSequenceClassification has no counterpart for head.pooling=mean" in caplog.text
