@@ -68,7 +68,7 @@ class ScheduleConfig:
 class TrainerConfig:
     """Budget, batch and devices; names are Lightning's where it has one."""
 
-    max_steps: int | None = 600
+    max_steps: int | None = 500
     """Optimizer steps; the first of the three bounds ends the run."""
     max_tokens: int | None = None
     """Tokens trained on (padding not counted); null: no bound."""
