@@ -15,7 +15,7 @@ class OptimizerConfig:
 
     name: Literal["adamw", "muon"] = "muon"
     """AdamW, or Muon for the hidden matrices and AdamW for the rest."""
-    lr: float = 8e-3
+    lr: float = 4e-3
     """Peak learning rate."""
     muon_lr: float | None = None
     """The same for Muon's matrices, in AdamW's scale; null: lr."""

@@ -17,7 +17,7 @@ def test_every_key_with_its_docstring_type_and_default(text):
     for key in Keys.of(PretrainConfig).types:
         assert text.count(f"\n --{key} ") == 1
     flat = " ".join(text.split())
-    assert "--optimizer.lr Peak learning rate. [float = 0.008]" in flat
+    assert "--optimizer.lr Peak learning rate. [float = 0.004]" in flat
     assert "[isolate|concat|none = isolate]" in flat
     assert "[list = python-docs]" in flat
     assert "[int|null = null]" in flat
