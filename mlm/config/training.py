@@ -64,12 +64,16 @@ class ScheduleConfig:
         require(0 < decay <= 1, "schedule.decay_fraction", decay, "must lie in (0, 1]")
 
 
+DEFAULT_STEPS = 500
+"""Length of a run that nobody bounded: some minutes of the default model on two CPU cores."""
+
+
 @dataclass
 class TrainerConfig:
     """Budget, batch and devices; names are Lightning's where it has one."""
 
-    max_steps: int | None = 500
-    """Optimizer steps; the first of the three bounds ends the run."""
+    max_steps: int | None = None
+    """Optimizer steps; the first bound ends the run. null: 500 if no other is set."""
     max_tokens: int | None = None
     """Tokens trained on (padding not counted); null: no bound."""
     max_time: str | None = None
@@ -105,7 +109,7 @@ class TrainerConfig:
         devices = self.devices
         require(devices == "auto" or devices > 0, "trainer.devices", devices, "must be at least 1, or auto")
         if self.max_steps is None and self.max_tokens is None and self.max_time is None:
-            raise InputError("the run has no end: set trainer.max_steps, max_tokens or max_time")
+            self.max_steps = DEFAULT_STEPS
         if self.max_time is not None:
             parse_duration(self.max_time)
         # With auto the number of devices is not known yet: check what must hold for any number of them.
