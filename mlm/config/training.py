@@ -73,7 +73,7 @@ class TrainerConfig:
     """Budget, batch and devices; names are Lightning's where it has one."""
 
     max_steps: int | None = None
-    """Optimizer steps; the first bound ends the run. null: 500 if no other is set."""
+    """Optimizer steps; first bound wins. null: 500 if no other is set."""
     max_tokens: int | None = None
     """Tokens trained on (padding not counted); null: no bound."""
     max_time: str | None = None
