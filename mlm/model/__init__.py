@@ -7,5 +7,14 @@ from mlm.model.attention import fused_blocks
 from mlm.model.encoder import Encoder
 from mlm.model.heads import UNUSED_ID_BIAS, MaskedLM, rule_out_unused_ids
 from mlm.model.layers import init_weights
+from mlm.model.pooling import pool
 
-__all__ = ["UNUSED_ID_BIAS", "Encoder", "MaskedLM", "fused_blocks", "init_weights", "rule_out_unused_ids"]
+__all__ = [
+    "UNUSED_ID_BIAS",
+    "Encoder",
+    "MaskedLM",
+    "fused_blocks",
+    "init_weights",
+    "pool",
+    "rule_out_unused_ids",
+]
