@@ -138,7 +138,8 @@ def _our_tensors(
     family: Family, model: MaskedLM, written: dict[str, Tensor], folder: Path
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the weights of `model`, and the names of those of its head that are missing."""
-    tensors = {new: written[old] for old, new in family.current_names(written).items()}
+    names = family.current_names(written, model.config.tie_word_embeddings)
+    tensors = {new: written[old] for old, new in names.items()}
     state: dict[str, Tensor] = {}
     of_head, missing, misshapen = (list[str]() for _ in range(3))
     for name, weight in model.state_dict().items():
@@ -165,6 +166,8 @@ def _their_tensors(family: Family, model: MaskedLM, num_tokens: int) -> dict[str
         for part, block in zip(theirs, weight.chunk(len(theirs)), strict=True):
             result[part] = block.to("cpu", torch.float32, copy=True).contiguous()
     result[family.their_names("head.bias")[0]][num_tokens:] = UNUSED_ID_BIAS
+    if not model.config.tie_word_embeddings:
+        result |= {copy: result[name].clone() for name, copy in family.untied_copies.items()}
     return result
 
 
