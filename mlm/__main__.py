@@ -34,6 +34,11 @@ COMMANDS = {
         f"{_CONFIGS}:PretrainConfig",
         "mlm.training.pretraining:pretrain",
     ),
+    "plan": Command(
+        "print what a run costs before it starts: parameters, arithmetic, memory, budget",
+        f"{_CONFIGS}:PlanConfig",
+        "mlm.plan:print_plan",
+    ),
     "evaluate": Command(
         "measure loss, perplexity and masked accuracy of a model on any text",
         f"{_CONFIGS}:EvaluateConfig",

@@ -73,7 +73,7 @@ def test_version(capsys):
     [
         ("pretrian", "mlm: error: unknown command pretrian; did you mean pretrain?\n"),
         ("fill_mask", "mlm: error: unknown command fill_mask; did you mean fill-mask?\n"),
-        ("qqq", "mlm: error: unknown command qqq; there are pretrain, evaluate, fill-mask\n"),
+        ("qqq", "mlm: error: unknown command qqq; there are pretrain, plan, evaluate, fill-mask\n"),
     ],
 )
 def test_unknown_command(capsys, word, message):
