@@ -54,7 +54,7 @@ class Family:
     untied_copies: Mapping[str, str] = field(default_factory=dict)
     """Names that stand a second time, under another one, in a file with an output matrix of its own."""
     ignored: str = "(?!)"
-    """Pattern of how the names begin that a masked language model does not need; by default none."""
+    """Pattern of how the names begin that a model with another head does not need; by default none."""
 
     def unrepresented(self, config: ModelConfig) -> list[str]:
         """Return the fields, with their values, that the class cannot represent."""
@@ -99,24 +99,20 @@ class Family:
         parts = [theirs] if isinstance(theirs, str) else theirs
         return [f"{part}.{leaf}".replace(".N.", f".{number}.") for part in parts]
 
-    def current_names(self, names: Collection[str], tied: bool) -> dict[str, str]:
-        """Return what each name in a file is called today in a model with a head, ignored ones left out.
-
-        Args:
-            names: the names in the file.
-            tied: the output matrix is the token table, so that what the file may hold of it is a copy.
-        """
+    def current_names(self, names: Collection[str]) -> dict[str, str]:
+        """Return what each name in a file is called today in a model with a head."""
         prefix = "" if any(name.startswith(self.prefix) for name in names) else self.prefix
-        copies = {copy: name for name, copy in self.untied_copies.items()}
-        output = {*copies, *self.their_names("head.output.weight")}
         result = {}
-        for name in sorted(names, key=lambda name: name in copies):  # of two that differ, the copy is in use
+        for name in names:
             current = prefix + name
             for old, new in self.renamed.items():
                 current = current.replace(old, new)
-            if not re.match(self.ignored, current) and not (tied and current in output):
-                result[name] = copies.get(current, current)
+            result[name] = current
         return result
+
+    def is_needless(self, name: str) -> bool:
+        """Tell whether a current name belongs to a head that another model of the family has."""
+        return re.match(self.ignored, name) is not None
 
     def _constants(self, config: ModelConfig) -> Json:
         return {path: value(config) if callable(value) else value for path, value in self.constants.items()}
@@ -236,7 +232,7 @@ BERT = Family(
     prefix="bert.",
     renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     untied_copies={"cls.predictions.bias": "cls.predictions.decoder.bias"},
-    ignored=r"bert\.pooler|bert\.embeddings\.position_ids|cls\.seq|classifier|qa_",
+    ignored=r"bert\.pooler|bert\.embeddings\.position_ids|cls\.(predictions|seq)|classifier|qa_",
 )
 
 
@@ -253,7 +249,7 @@ def _assumed_by_modernbert(written: Json) -> Json:
         "initializer_range": 0.02,
         "norm_eps": 1e-5,
         "tie_word_embeddings": True,
-        "classifier_pooling": "cls",
+        "pooling": written.get("classifier_pooling", "cls"),
         "local_attention": 128,
         "global_attn_every_n_layers": types.index(FULL, 1) if FULL in types[1:] else len(types),
         "rope_parameters": {
@@ -283,11 +279,9 @@ MODERNBERT = Family(
         "activation": list(GATES),
         "type_vocab_size": [0],
         "first_attention_norm": [False],
-        "pooling": ["cls", "mean"],
     },
     paths={
         "activation": ["hidden_activation"],
-        "pooling": ["classifier_pooling"],
         "rotary_theta": [f"rope_parameters.{FULL}.rope_theta", "global_rope_theta"],
         "local_rotary_theta": [f"rope_parameters.{LOCAL}.rope_theta", "local_rope_theta"],
         "head_bias": ["classifier_bias"],
@@ -315,7 +309,7 @@ MODERNBERT = Family(
         "head.output": "decoder",
     },
     prefix="model.",
-    ignored="classifier",
+    ignored=r"decoder|classifier",
 )
 
 _HINTS = get_type_hints(ModelConfig)

@@ -138,8 +138,10 @@ def _our_tensors(
     family: Family, model: MaskedLM, written: dict[str, Tensor], folder: Path
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the weights of `model`, and the names of those of its head that are missing."""
-    names = family.current_names(written, model.config.tie_word_embeddings)
-    tensors = {new: written[old] for old, new in names.items()}
+    tensors = {new: written[old] for old, new in family.current_names(written).items()}
+    if not model.config.tie_word_embeddings:  # where the two differ, the copy is the one in use
+        copies = family.untied_copies.items()
+        tensors |= {name: tensors.pop(copy) for name, copy in copies if copy in tensors}
     state: dict[str, Tensor] = {}
     of_head, missing, misshapen = (list[str]() for _ in range(3))
     for name, weight in model.state_dict().items():
@@ -151,7 +153,8 @@ def _our_tensors(
         misshapen += [f"{source} is {other}, by {CONFIG} {shape}" for source, other in shapes.items()]
         if len(found) == len(sources) and not shapes:
             state[name] = torch.cat(list(found.values()))
-    faults = {"missing": missing, "unexpected": sorted(tensors), "wrong shape": misshapen}
+    unexpected = sorted(name for name in tensors if not family.is_needless(name))
+    faults = {"missing": missing, "unexpected": unexpected, "wrong shape": misshapen}
     if any(faults.values()):
         text = "; ".join(f"{fault}: {_listed(names)}" for fault, names in faults.items() if names)
         raise InputError(f"the weights in {folder} do not fit its {CONFIG}; {text}")
@@ -167,7 +170,8 @@ def _their_tensors(family: Family, model: MaskedLM, num_tokens: int) -> dict[str
             result[part] = block.to("cpu", torch.float32, copy=True).contiguous()
     result[family.their_names("head.bias")[0]][num_tokens:] = UNUSED_ID_BIAS
     if not model.config.tie_word_embeddings:
-        result |= {copy: result[name].clone() for name, copy in family.untied_copies.items()}
+        copies = family.untied_copies.items()
+        result |= {copy: result[name].clone() for name, copy in copies if name in result}
     return result
 
 

@@ -63,7 +63,9 @@ OURS = {
     "modern with local attention": replace(
         MODERN, global_attn_every_n_layers=3, local_attention=6, local_rotary_theta=55.0, pooling="mean"
     ),
-    "modern with swiglu, untied": replace(MODERN, activation="swiglu", tie_word_embeddings=False),
+    "modern with swiglu, untied": replace(
+        MODERN, activation="swiglu", tie_word_embeddings=False, pooling="cls_tanh"
+    ),
     "classic with relu": replace(CLASSIC, activation="relu", pooling="cls_tanh"),
     "classic with fixed positions": replace(CLASSIC, position_embedding="sinusoidal"),
     "classic, untied": replace(CLASSIC, tie_word_embeddings=False),
@@ -84,7 +86,6 @@ NO_COUNTERPART = {
     "activation=relu": replace(MODERN, activation="relu"),
     "first_attention_norm=True": replace(MODERN, first_attention_norm=True),
     "head_transform=False": replace(MODERN, head_transform=False),
-    "pooling=cls_tanh": replace(MODERN, pooling="cls_tanh"),
 }
 SIZES = {
     "vocab_size": 128,
