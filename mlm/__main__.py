@@ -44,6 +44,11 @@ COMMANDS = {
         "mlm.config.finetune:PredictConfig",
         "mlm.evaluation.predict:predict",
     ),
+    "plan": Command(
+        "print what a run costs before it starts: parameters, arithmetic, memory, budget",
+        f"{_CONFIGS}:PlanConfig",
+        "mlm.plan:print_plan",
+    ),
     "evaluate": Command(
         "measure loss, perplexity and masked accuracy of a model on any text",
         f"{_CONFIGS}:EvaluateConfig",

@@ -87,7 +87,8 @@ def test_version(capsys):
         ("fill_mask", "mlm: error: unknown command fill_mask; did you mean fill-mask?\n"),
         (
             "qqq",
-            "mlm: error: unknown command qqq; there are pretrain, finetune, predict, evaluate, fill-mask\n",
+            "mlm: error: unknown command qqq; "
+            "there are pretrain, finetune, predict, plan, evaluate, fill-mask\n",
         ),
     ],
 )

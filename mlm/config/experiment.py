@@ -183,6 +183,23 @@ class PretrainConfig(RunConfig):
 
 
 @dataclass
+class PlanConfig(PretrainConfig):
+    """Print what a pretraining run would cost: parameters, arithmetic, memory, budget.
+
+    Example: mlm plan --config bert-mini --model bert-base --trainer.max_tokens 1e9
+    """
+
+    shipped_kind: ClassVar[str] = "pretrain"
+    """Sub-folder of the shipped files that `--config` searches."""
+
+    def check_files(self) -> None:
+        """Check that the tokenizer is there; the text need not be."""
+        hint = "is not looked into by this command; give its shape with --model and leave it out"
+        require(self.init is None, "init", self.init, hint)
+        self.tokenizer.check_file()
+
+
+@dataclass
 class EvaluateConfig:
     """Measure a masked language model on any text."""
 

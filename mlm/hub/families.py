@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mlm.config.errors import InputError
@@ -48,14 +49,18 @@ class Family:
     """Our fields that mean nothing to it."""
     paths: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Our fields that are spelt otherwise; the first path is read, all are written."""
+    values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Our fields whose values are spelt otherwise, ours to theirs."""
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Paths and the only value that we compute; a list of one element stands for one a layer."""
+    """Paths and the only value that we compute there: itself, or a function of our configuration."""
     modules: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
     """Our modules that are spelt otherwise."""
     prefix: str = ""
     """How the names of the encoder begin, except in a file without any head."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Parts of names in older files, and what they are called now."""
+    untied_copies: Mapping[str, str] = field(default_factory=dict)
+    """Names that stand a second time, under another one, in a file with an output matrix of its own."""
     ignored: str = "(?!)"
     """Pattern of how the names begin that a model with another head does not need; by default none."""
     poolings: Sequence[str] = ("cls", "mean")
@@ -71,11 +76,12 @@ class Family:
     def write_config(self, config: ModelConfig) -> Json:
         """Return config.json for `config`, without token ids."""
         result: Json = {"model_type": self.model_type, "architectures": [self.architecture]}
-        for path, value in self.constants.items():
-            _set(result, path, value * config.num_hidden_layers if isinstance(value, list) else value)
+        for path, value in self._constants(config).items():
+            _set(result, path, value)
         for name, paths in self._written().items():
+            ours = getattr(config, name)
             for path in paths:
-                _set(result, path, getattr(config, name))
+                _set(result, path, self.values[name][ours] if name in self.values else ours)
         return result
 
     def read_config(self, written: Json) -> ModelConfig:
@@ -84,18 +90,14 @@ class Family:
         Raises:
             InputError: it asks for something that we cannot compute.
         """
-        written = {**self.assumed(written), **written}
+        assumed = self.assumed(written)
         values = {name: allowed[0] for name, allowed in self.fixed.items()}
         for name, (path, *_) in self._written().items():
-            values[name] = _get(written, path, _ABSENT)
-            if values[name] is _ABSENT:
-                raise InputError(f"{path} is missing")
+            values[name] = self._ours(name, path, _get(written, path, _get(assumed, path, _ABSENT)))
         config = ModelConfig(**values)
         faults = self.unrepresented(config)
-        for path, value in self.constants.items():
-            found = _get(written, path, value)
-            every, allowed = (found, value[0]) if isinstance(value, list) else ([found], value)
-            faults += [f"{path}={one} (only {allowed})" for one in every if one != allowed][:1]
+        for path, value in self._constants(config).items():
+            faults += _difference(path, _get(written, path, value), value)
         if faults:
             raise InputError(f"not supported: {', '.join(faults)}")
         return config
@@ -161,6 +163,20 @@ class Family:
         """Tell whether a current name belongs to a head that another model of the family has."""
         return re.match(self.ignored, name) is not None
 
+    def _constants(self, config: ModelConfig) -> Json:
+        return {path: value(config) if callable(value) else value for path, value in self.constants.items()}
+
+    def _ours(self, name: str, path: str, found: Any) -> Any:
+        """Return our value for what was found under a path of config.json."""
+        if found is _ABSENT:
+            raise InputError(f"{path} is missing")
+        if name not in self.values:
+            return found
+        ours = {theirs: value for value, theirs in self.values[name].items()}
+        if found not in ours:
+            raise InputError(f"not supported: {path}={found} (only {', '.join(ours)})")
+        return ours[found]
+
     def _written(self) -> dict[str, Sequence[str]]:
         """Our fields that stand in config.json, with their paths."""
         left_out = {*self.unused, *(name for name, allowed in self.fixed.items() if len(allowed) == 1)}
@@ -185,9 +201,41 @@ def _set(tree: Json, path: str, value: Any) -> None:
     tree[last] = value
 
 
+def _difference(path: str, found: Any, expected: Any) -> list[str]:
+    """Return in words where, first, something else than expected was found; null is as good as absent."""
+    if isinstance(found, list) and isinstance(expected, list):
+        pairs = zip_longest(found, expected)
+        places = (_difference(f"{path}[{index}]", *pair) for index, pair in enumerate(pairs))
+        return next(filter(None, places), [])
+    return [] if found in (None, expected) else [f"{path}={found} (only {expected})"]
+
+
+COMMON: dict[str, Sequence[Any]] = {
+    "embedding_size": [None],
+    "norm": ["layernorm"],
+    "embedding_norm": [True],
+    "final_norm": [None],
+    "position_offset": [0],
+    "attention": ["bidirectional"],
+    "head_transform": [True],
+}
+"""What both stock families fix alike."""
+
+
 def _assumed_by_bert(written: Json) -> Json:
     one_dropout = written.get("hidden_dropout_prob", 0.1)  # the class has one for embeddings and layers
-    return {"layer_norm_eps": 1e-12, "type_vocab_size": 2, "embedding_dropout": one_dropout}
+    return {
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "embedding_dropout": one_dropout,
+        "type_vocab_size": 2,
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-12,
+        "tie_word_embeddings": True,
+        "position_embedding": "learned",
+        "pooling": "cls_tanh",
+    }
 
 
 BERT = Family(
@@ -195,25 +243,24 @@ BERT = Family(
     architecture="BertForMaskedLM",
     classifier="BertForSequenceClassification",
     assumed=_assumed_by_bert,
-    fixed={
+    fixed=COMMON
+    | {
         "norm_position": ["post"],
-        "position_embedding": ["learned"],
-        "activation": ["gelu"],
+        "position_embedding": ["learned", "sinusoidal"],  # a fixed table is saved as a learned one
+        "global_attn_every_n_layers": [1],
+        "activation": ["gelu", "relu"],
         "type_vocab_size": range(1, sys.maxsize),
         **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "head_bias"), (True,)),
     },
-    unused=["rotary_theta", "first_attention_norm"],
+    unused=["rotary_theta", "local_rotary_theta", "local_attention", "first_attention_norm"],
     paths={
+        "activation": ["hidden_act"],
         "norm_eps": ["layer_norm_eps"],
         "hidden_dropout": ["hidden_dropout_prob"],
         "attention_dropout": ["attention_probs_dropout_prob"],
     },
-    constants={
-        "hidden_act": "gelu",
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "tie_word_embeddings": True,
-    },
+    values={"activation": {"gelu": "gelu", "relu": "relu"}},
+    constants={"position_embedding_type": "absolute", "is_decoder": False},
     modules={
         "encoder.embeddings.token": "bert.embeddings.word_embeddings",
         "encoder.embeddings.position": "bert.embeddings.position_embeddings",
@@ -231,21 +278,47 @@ BERT = Family(
         "head.dense": "cls.predictions.transform.dense",
         "head.norm": "cls.predictions.transform.LayerNorm",
         "pooler.dense": "bert.pooler.dense",
+        "head.output": "cls.predictions.decoder",
     },
     prefix="bert.",
     renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
-    ignored=r"bert\.pooler|bert\.embeddings\.position_ids|cls\.(predictions|seq)|classifier|qa_",
+    untied_copies={"cls.predictions.bias": "cls.predictions.decoder.bias"},
     poolings=("cls",),
     dropout_path="hidden_dropout_prob",
+    ignored=r"bert\.pooler|bert\.embeddings\.position_ids|cls\.(predictions|seq)|classifier|qa_",
 )
 
 
 def _assumed_by_modernbert(written: Json) -> Json:
-    every = written.get("global_attn_every_n_layers", 3)  # this and the next are how transformers 4 wrote it
-    theta = written.get("global_rope_theta", 160000.0)
-    layers = range(written.get("num_hidden_layers", 0))
-    types = ["sliding_attention" if layer % every else "full_attention" for layer in layers]
-    return {"layer_types": types, "rope_parameters": {"full_attention": {"rope_theta": theta}}}
+    theta = written.get("global_rope_theta", 160000.0)  # this and the next are how transformers 4 wrote them
+    local_theta = written.get("local_rope_theta", 10000.0)
+    types = written.get("layer_types") or [FULL, LOCAL, LOCAL, FULL]
+    return {
+        "hidden_activation": "gelu",
+        "attention_dropout": 0.0,
+        "embedding_dropout": 0.0,
+        "mlp_dropout": 0.0,
+        **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
+        "initializer_range": 0.02,
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "pooling": written.get("classifier_pooling", "cls"),
+        "local_attention": 128,
+        "global_attn_every_n_layers": types.index(FULL, 1) if FULL in types[1:] else len(types),
+        "rope_parameters": {
+            FULL: {"rope_theta": theta},
+            LOCAL: {"rope_theta": theta if local_theta is None else local_theta},
+        },
+    }
+
+
+def _layer_types(config: ModelConfig) -> list[str]:
+    return [LOCAL if config.is_local(layer) else FULL for layer in range(config.num_hidden_layers)]
+
+
+FULL, LOCAL = "full_attention", "sliding_attention"
+GATES = {"geglu": "gelu", "swiglu": "silu"}
+"""Gated activations, and what the class calls the non-linearity of their gate."""
 
 
 MODERNBERT = Family(
@@ -253,26 +326,28 @@ MODERNBERT = Family(
     architecture="ModernBertForMaskedLM",
     classifier="ModernBertForSequenceClassification",
     assumed=_assumed_by_modernbert,
-    fixed={
+    fixed=COMMON
+    | {
         "norm_position": ["pre"],
         "position_embedding": ["rotary"],
-        "activation": ["geglu"],
+        "activation": list(GATES),
         "type_vocab_size": [0],
         "first_attention_norm": [False],
     },
     paths={
-        "rotary_theta": ["rope_parameters.full_attention.rope_theta", "global_rope_theta"],
+        "activation": ["hidden_activation"],
+        "rotary_theta": [f"rope_parameters.{FULL}.rope_theta", "global_rope_theta"],
+        "local_rotary_theta": [f"rope_parameters.{LOCAL}.rope_theta", "local_rope_theta"],
         "head_bias": ["classifier_bias"],
         "hidden_dropout": ["mlp_dropout"],  # the class drops within the feed-forward part, not after it
     },
+    values={"activation": GATES},
     constants={
-        "hidden_activation": "gelu",
-        "classifier_activation": "gelu",
+        "classifier_activation": lambda config: GATES[config.activation],
         "decoder_bias": True,
-        "tie_word_embeddings": True,
-        "layer_types": ["full_attention"],
-        "global_attn_every_n_layers": 1,
-        "rope_parameters.full_attention.rope_type": "default",
+        "layer_types": _layer_types,
+        f"rope_parameters.{FULL}.rope_type": "default",
+        f"rope_parameters.{LOCAL}.rope_type": "default",
     },
     modules={
         "encoder.embeddings.token": "model.embeddings.tok_embeddings",
@@ -287,6 +362,7 @@ MODERNBERT = Family(
         "head": "decoder",
         "pooler.dense": "head.dense",  # a classifier goes on with the transform of the masked-LM head
         "pooler.norm": "head.norm",
+        "head.output": "decoder",
     },
     prefix="model.",
     ignored=r"decoder|classifier",

@@ -211,6 +211,9 @@ def _our_tensors(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the weights of `model`, and the names of those of its head that are missing."""
     tensors = {new: written[old] for old, new in family.current_names(written).items()}
+    if not model.config.tie_word_embeddings:  # where the two differ, the copy is the one in use
+        copies = family.untied_copies.items()
+        tensors |= {name: tensors.pop(copy) for name, copy in copies if copy in tensors}
     state: dict[str, Tensor] = {}
     of_head, missing, misshapen = (list[str]() for _ in range(3))
     for name, weight in model.state_dict().items():
@@ -242,6 +245,9 @@ def _their_tensors(
             result[part] = block.to("cpu", torch.float32, copy=True).contiguous()
     if isinstance(model, MaskedLM):
         result[family.their_names("head.bias")[0]][num_tokens:] = UNUSED_ID_BIAS
+    if not model.config.tie_word_embeddings:
+        copies = family.untied_copies.items()
+        result |= {copy: result[name].clone() for name, copy in copies if name in result}
     return result
 
 

@@ -8,6 +8,7 @@ from mlm.model.attention import fused_blocks
 from mlm.model.encoder import Encoder
 from mlm.model.heads import UNUSED_ID_BIAS, MaskedLM, SequenceClassifier, rule_out_unused_ids
 from mlm.model.layers import init_weights
+from mlm.model.pooling import pool
 
 __all__ = [
     "UNUSED_ID_BIAS",
@@ -16,5 +17,6 @@ __all__ = [
     "SequenceClassifier",
     "fused_blocks",
     "init_weights",
+    "pool",
     "rule_out_unused_ids",
 ]

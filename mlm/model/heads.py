@@ -1,9 +1,10 @@
 """What stands on top of the encoder.
 
 - the masked-LM head looks at the M masked positions only, because the vocabulary makes it the widest layer
-- the output matrix is the token embedding table itself (tied); only a bias over the vocabulary is added
 - the classifier's layers are those of the stock class of the encoder's family: a post-norm encoder has BERT's
   pooler (dense, tanh), a pre-norm one ModernBERT's head (dense, GELU, norm)
+- the output matrix is the token embedding table itself (tied), or one of its own; a bias over the vocabulary
+  is added
 
 Sizes: B batch, S sequence, M masked positions a row, D hidden, V vocabulary, C classes (1 for a score).
 """
@@ -18,25 +19,34 @@ from torch import Tensor, nn
 
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.model.encoder import Encoder
-from mlm.model.layers import build_norm, init_weights
+from mlm.model.layers import ACTIVATIONS, build_norm, init_weights
+from mlm.model.pooling import pool
 
 UNUSED_ID_BIAS = -1e4
 """Output bias of ids that no token has: its exponential is 0, and it is finite in every float type."""
 
 
 class MaskedLMHead(nn.Module):
-    """Transform, then compare with every token embedding."""
+    """Transform, then compare with every token's vector."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.vocab_size, "ModelConfig.resolve() comes before building a model"
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
-        self.norm = build_norm(config)
+        self.activation = ACTIVATIONS[config.activation]
+        self.dense: nn.Module | None = None
+        if config.head_transform:
+            self.dense = nn.Linear(config.hidden_size, config.output_width, bias=config.head_bias)
+            self.norm = build_norm(config, config.output_width)
+        # An embedding and no linear layer, because it is one vector a token: optimizers tell them apart.
+        tied = config.tie_word_embeddings
+        self.output = None if tied else nn.Embedding(config.vocab_size, config.output_width)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, hidden: Tensor, token_table: Tensor) -> Tensor:
-        """Return logits (..., V) for `hidden` (..., D), given the embedding table of the tokens (V, D)."""
-        return F.linear(self.norm(F.gelu(self.dense(hidden))), token_table, self.bias)
+        """Return logits (..., V) for `hidden` (..., D), given the embedding table of the tokens (V, E)."""
+        if self.dense is not None:
+            hidden = self.norm(self.activation(self.dense(hidden)))
+        return F.linear(hidden, token_table if self.output is None else self.output.weight, self.bias)
 
 
 class MaskedLM(nn.Module):
@@ -78,18 +88,12 @@ class Pooler(nn.Module):
         self.pooling = pooling
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
         self.norm = build_norm(config) if config.norm_position == "pre" else None
+        self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return (B, D) for `hidden` (B, S, D) and the 0/1 `attention_mask` (B, S); None: no padding."""
-        if self.pooling == "cls":
-            pooled = hidden[:, 0]
-        elif attention_mask is None:
-            pooled = hidden.mean(1)
-        else:
-            weight = attention_mask[..., None].to(hidden.dtype)
-            pooled = (hidden * weight).sum(1) / weight.sum(1)
-        pooled = self.dense(pooled)
-        return torch.tanh(pooled) if self.norm is None else self.norm(F.gelu(pooled))
+        pooled = self.dense(pool(hidden, attention_mask, self.pooling))
+        return torch.tanh(pooled) if self.norm is None else self.norm(self.activation(pooled))
 
 
 class SequenceClassifier(nn.Module):

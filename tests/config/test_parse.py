@@ -90,6 +90,7 @@ def test_bert_mini_is_the_classic_recipe():
         mlp_bias=True,
         head_bias=True,
         type_vocab_size=2,
+        pooling="cls_tanh",
         embedding_dropout=0.1,
         attention_dropout=0.1,
         hidden_dropout=0.1,
