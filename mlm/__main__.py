@@ -34,6 +34,11 @@ COMMANDS = {
         f"{_CONFIGS}:PretrainConfig",
         "mlm.training.pretraining:pretrain",
     ),
+    "plan": Command(
+        "print what a run costs before it starts: parameters, arithmetic, memory, budget",
+        f"{_CONFIGS}:PlanConfig",
+        "mlm.plan:print_plan",
+    ),
     "finetune": Command(
         "fine-tune a model on labelled texts (also: finetune.py)",
         "mlm.config.finetune:FinetuneConfig",
@@ -43,11 +48,6 @@ COMMANDS = {
         "label the texts of a file with a fine-tuned model",
         "mlm.config.finetune:PredictConfig",
         "mlm.evaluation.predict:predict",
-    ),
-    "plan": Command(
-        "print what a run costs before it starts: parameters, arithmetic, memory, budget",
-        f"{_CONFIGS}:PlanConfig",
-        "mlm.plan:print_plan",
     ),
     "evaluate": Command(
         "measure loss, perplexity and masked accuracy of a model on any text",

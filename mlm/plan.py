@@ -34,26 +34,13 @@ def count_parameters(config: ModelConfig, num_labels: int | None = None) -> dict
     inputs = 2 if config.gated else 1  # matrices from D to F
     projection = E * D + D if config.embedding_size else 0
     norms = L + sum(map(config.has_attention_norm, range(L))) + config.has_final_norm  # of width D
-    head = _head_parameters(config, V) if num_labels is None else _classifier_parameters(config, num_labels)
     return {
         "embeddings": (V + config.type_vocab_size + config.position_rows) * E + projection,
         "attention": L * 4 * (D * D + config.attention_bias * D),
         "feed_forward": L * ((inputs + 1) * D * F + config.mlp_bias * (inputs * F + D)),
         "norms": norms * _norm(config, D) + config.embedding_norm * _norm(config, E),
-        "head": head,
+        "head": _masked_lm_head(config) if num_labels is None else _classifier_head(config, num_labels),
     }
-
-
-def _head_parameters(config: ModelConfig, vocab_size: int) -> int:
-    W = config.output_width
-    transform = (config.hidden_size + config.head_bias) * W + _norm(config, W) if config.head_transform else 0
-    return vocab_size + transform + (0 if config.tie_word_embeddings else vocab_size * W)
-
-
-def _classifier_parameters(config: ModelConfig, num_labels: int) -> int:
-    D = config.hidden_size
-    norm = _norm(config, D) if config.norm_position == "pre" else 0
-    return D * D + config.head_bias * D + norm + (D + 1) * num_labels
 
 
 def total_parameters(config: ModelConfig, num_labels: int | None = None) -> int:
@@ -160,6 +147,18 @@ def _short(number: float) -> str:
     while number >= 999.5 and len(units) > 1:
         number, units = number / 1000, units[1:]
     return f"{number:.3g} {units[0]}"
+
+
+def _masked_lm_head(config: ModelConfig) -> int:
+    W, V = config.output_width, _vocab_size(config)
+    transform = (config.hidden_size + config.head_bias) * W + _norm(config, W) if config.head_transform else 0
+    return transform + (0 if config.tie_word_embeddings else V * W) + V
+
+
+def _classifier_head(config: ModelConfig, num_labels: int) -> int:
+    D = config.hidden_size
+    norm = _norm(config, D) if config.norm_position == "pre" else 0
+    return (D + config.head_bias) * D + norm + (D + 1) * num_labels
 
 
 def _norm(config: ModelConfig, width: int) -> int:

@@ -218,6 +218,7 @@ COMMON: dict[str, Sequence[Any]] = {
     "position_offset": [0],
     "attention": ["bidirectional"],
     "head_transform": [True],
+    "pooling": ["cls", "mean", "cls_tanh"],
 }
 """What both stock families fix alike."""
 
@@ -277,15 +278,15 @@ BERT = Family(
         "head": "cls.predictions",
         "head.dense": "cls.predictions.transform.dense",
         "head.norm": "cls.predictions.transform.LayerNorm",
-        "pooler.dense": "bert.pooler.dense",
         "head.output": "cls.predictions.decoder",
+        "pooler.dense": "bert.pooler.dense",
     },
     prefix="bert.",
     renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     untied_copies={"cls.predictions.bias": "cls.predictions.decoder.bias"},
+    ignored=r"bert\.pooler|bert\.embeddings\.position_ids|cls\.(predictions|seq)|classifier|qa_",
     poolings=("cls",),
     dropout_path="hidden_dropout_prob",
-    ignored=r"bert\.pooler|bert\.embeddings\.position_ids|cls\.(predictions|seq)|classifier|qa_",
 )
 
 
@@ -360,9 +361,9 @@ MODERNBERT = Family(
         "encoder.layers.N.feed_forward.down": "model.layers.N.mlp.Wo",
         "encoder.final_norm": "model.final_norm",
         "head": "decoder",
+        "head.output": "decoder",
         "pooler.dense": "head.dense",  # a classifier goes on with the transform of the masked-LM head
         "pooler.norm": "head.norm",
-        "head.output": "decoder",
     },
     prefix="model.",
     ignored=r"decoder|classifier",

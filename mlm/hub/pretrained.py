@@ -53,10 +53,11 @@ def load_masked_lm(folder: str | Path) -> MaskedLM:
         InputError: a file is missing, damaged, unsafe to open, or does not fit its config.json.
     """
     folder = Path(folder)
-    family, config, _ = _read_config(folder)
+    family, config, written = _read_config(folder)
+    tensors = _without_narrow_transform(config, _read_tensors(folder), _names_classifier(family, written))
     with torch.device("meta"):  # sizes only: no memory, no random numbers
         model = MaskedLM(config)
-    missing = _fill(model, family, _read_tensors(folder), folder)
+    missing = _fill(model, family, tensors, folder)
     if missing:
         log.warning("%s has no %s: initialised, to be trained before use", folder, _listed(missing))
     return model.eval()
@@ -91,7 +92,7 @@ def load_classifier(folder: str | Path, new: ClassifierConfig | None = None) -> 
         own = None
     head = new or own
     assert head, "one of the two is there"
-    tensors = _read_tensors(folder)
+    tensors = _without_narrow_transform(config, _read_tensors(folder), not is_classifier)
     if own is None or (head.labels, head.label_type) != (own.labels, own.label_type):
         tensors = {name: one for name, one in tensors.items() if not name.startswith("classifier.")}
     with torch.device("meta"):
@@ -102,6 +103,15 @@ def load_classifier(folder: str | Path, new: ClassifierConfig | None = None) -> 
     elif missing:
         log.info("new in the head: %s", _listed(missing))
     return model.eval()
+
+
+def _without_narrow_transform(
+    config: ModelConfig, tensors: dict[str, Tensor], other_head: bool
+) -> dict[str, Tensor]:
+    """Leave out the first layer of another head where its width is that of the tables, not of the layers."""
+    if not other_head or config.output_width == config.hidden_size:
+        return tensors
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
 
 
 def _names_classifier(family: Family, written: Json) -> bool:

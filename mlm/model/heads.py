@@ -1,10 +1,10 @@
 """What stands on top of the encoder.
 
 - the masked-LM head looks at the M masked positions only, because the vocabulary makes it the widest layer
-- the classifier's layers are those of the stock class of the encoder's family: a post-norm encoder has BERT's
-  pooler (dense, tanh), a pre-norm one ModernBERT's head (dense, GELU, norm)
 - the output matrix is the token embedding table itself (tied), or one of its own; a bias over the vocabulary
   is added
+- the classifier's layers are those of the stock class of the encoder's family: a post-norm encoder has BERT's
+  pooler (dense, tanh), a pre-norm one ModernBERT's head (dense, non-linearity, norm)
 
 Sizes: B batch, S sequence, M masked positions a row, D hidden, V vocabulary, C classes (1 for a score).
 """
@@ -85,10 +85,9 @@ class Pooler(nn.Module):
 
     def __init__(self, config: ModelConfig, pooling: Literal["cls", "mean"]) -> None:
         super().__init__()
-        self.pooling = pooling
+        self.pooling, self.activation = pooling, ACTIVATIONS[config.activation]
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
         self.norm = build_norm(config) if config.norm_position == "pre" else None
-        self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return (B, D) for `hidden` (B, S, D) and the 0/1 `attention_mask` (B, S); None: no padding."""

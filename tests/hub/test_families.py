@@ -540,6 +540,22 @@ def test_new_classifier_takes_over_what_stock_classes_do(kind, config, kept, tmp
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), again.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("name", NO_COUNTERPART)
+def test_heads_of_our_own_format_change_places(name, tmp_path, tokenizer, caplog):
+    model = shaken(MaskedLM(NO_COUNTERPART[name]))
+    save_pretrained(tmp_path / "masked", model, tokenizer, 32, "")
+    classifier = load_classifier(tmp_path / "masked", HEADS["three classes"])
+    folder = save_pretrained(tmp_path / "classifier", shaken(classifier), tokenizer, 32, "")
+    again = load_pretrained(folder)
+    torch.testing.assert_close(again(IDS, MASK), classifier(IDS, MASK), atol=0, rtol=0)
+    masked = load_masked_lm(folder)
+    torch.testing.assert_close(masked.encoder(IDS, MASK), classifier.encoder(IDS, MASK), atol=0, rtol=0)
+    assert masked.head.bias.eq(0).all()
+    if masked.config.head_transform:
+        taken_over = torch.equal(masked.head.dense.weight, classifier.pooler.dense.weight)
+        assert taken_over == (name != "embedding_size=8")
+
+
 def test_last_layer_is_kept_only_for_the_same_labels(tmp_path, tokenizer):
     model = shaken(SequenceClassifier(MODERN, HEADS["three classes"]))
     folder = save_pretrained(tmp_path / "model", model, tokenizer, 32, "")
