@@ -22,7 +22,7 @@ class OptimizerConfig:
     momentum: float = 0.95
     """Momentum of Muon."""
     weight_decay: float = 0.01
-    """Decoupled decay, on matrices only (no biases, norms, position tables)."""
+    """Decoupled decay, on matrices only (no biases, no norms)."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of AdamW's first and second moment."""
     eps: float = 1e-8
