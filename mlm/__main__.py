@@ -51,6 +51,21 @@ COMMANDS = {
         f"{_CONFIGS}:PretrainConfig",
         "mlm.training.pretraining:pretrain",
     ),
+    "plan": Command(
+        "print what a run costs before it starts: parameters, arithmetic, memory, budget",
+        f"{_CONFIGS}:PlanConfig",
+        "mlm.plan:print_plan",
+    ),
+    "finetune": Command(
+        "fine-tune a model on labelled texts (also: finetune.py)",
+        "mlm.config.finetune:FinetuneConfig",
+        "mlm.training.finetuning:finetune",
+    ),
+    "predict": Command(
+        "label the texts of a file with a fine-tuned model",
+        "mlm.config.finetune:PredictConfig",
+        "mlm.evaluation.predict:predict",
+    ),
     "evaluate": Command(
         "measure loss, perplexity and masked accuracy of a model on any text",
         f"{_CONFIGS}:EvaluateConfig",

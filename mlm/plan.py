@@ -1,67 +1,184 @@
-"""What a model costs, from its configuration alone: parameters and arithmetic.
+"""What a model and its training cost, from the configuration alone: parameters, arithmetic, memory, budget.
 
-D hidden size, F feed-forward width, L layers, S tokens a row, V vocabulary.
+D hidden size, E width of the embedding tables, F feed-forward width, L layers, S tokens a row, V vocabulary.
 """
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
+
+from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
+from mlm.config.experiment import PretrainConfig
 from mlm.config.model import ModelConfig
+from mlm.config.training import OptimizerConfig, TrainerConfig
+
+FLOAT_BYTES = 4
+"""Weights, gradients and optimizer state are kept in float32, in mixed precision too."""
 
 
-def count_parameters(config: ModelConfig) -> dict[str, int]:
-    """Return the number of parameters by part; the tied output matrix is counted once, as an embedding.
+def count_parameters(config: ModelConfig, num_labels: int | None = None) -> dict[str, int]:
+    """Return the number of parameters by part; a tied output matrix is counted once, as an embedding.
+
+    Args:
+        config: the model.
+        num_labels: outputs of the classifier that is its head; None: its head is that for masked tokens.
 
     Raises:
         InputError: a size of the tables is still null.
     """
-    D, F, L, V = config.hidden_size, config.intermediate_size, config.num_hidden_layers, _vocab_size(config)
+    D, F, L = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    E, V = config.embedding_width, _vocab_size(config)
     inputs = 2 if config.gated else 1  # matrices from D to F
-    tables = V + config.type_vocab_size + _table_positions(config)
-    norm = D * (1 + config.norm_bias)
-    norms = 1 + 2 * L  # the embeddings', and two a layer
-    if config.norm_position == "pre":
-        norms += config.first_attention_norm  # the final one, less the first attention's where it is left out
+    projection = E * D + D if config.embedding_size else 0
+    norms = L + sum(map(config.has_attention_norm, range(L))) + config.has_final_norm  # of width D
     return {
-        "embeddings": tables * D,
+        "embeddings": (V + config.type_vocab_size + config.position_rows) * E + projection,
         "attention": L * 4 * (D * D + config.attention_bias * D),
         "feed_forward": L * ((inputs + 1) * D * F + config.mlp_bias * (inputs * F + D)),
-        "norms": norms * norm,
-        "head": D * D + config.head_bias * D + norm + V,
+        "norms": norms * _norm(config, D) + config.embedding_norm * _norm(config, E),
+        "head": _masked_lm_head(config) if num_labels is None else _classifier_head(config, num_labels),
     }
 
 
-def total_parameters(config: ModelConfig) -> int:
-    """Return the number of parameters of the whole masked language model."""
-    return sum(count_parameters(config).values())
+def total_parameters(config: ModelConfig, num_labels: int | None = None) -> int:
+    """Return the number of parameters of the whole model; arguments as in `count_parameters`."""
+    return sum(count_parameters(config, num_labels).values())
 
 
 def flops_per_token(config: ModelConfig, seq_len: int, masked_fraction: float) -> float:
     """Return the floating-point operations of training on one token, forward and backward.
 
-    A matrix of n elements costs 6 n (a multiplication and an addition, three times), attention to S tokens
-    12 S D a layer; the head is computed for masked tokens only. What is not a matrix product is left out.
+    A matrix of n elements costs 6 n (a multiplication and an addition, three times), attention 12 D for each
+    token that is seen; the head is computed for masked tokens only. What is not a matrix product is left out.
 
     Args:
         config: the model.
         seq_len: S.
         masked_fraction: predicted tokens per token, in [0, 1].
     """
-    D, F, L = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    matrices = 4 * D * D + (3 if config.gated else 2) * D * F
-    head = D * D + D * _vocab_size(config)
-    return 6.0 * L * matrices + 12.0 * L * seq_len * D + masked_fraction * 6.0 * head
+    D, L, W = config.hidden_size, config.num_hidden_layers, config.output_width
+    every_token = _layer_matrices(config) + (config.embedding_width * D if config.embedding_size else 0)
+    head = W * _vocab_size(config) + (D * W if config.head_transform else 0)
+    seen = sum(tokens_seen(config, layer, seq_len) for layer in range(L))
+    return 6.0 * every_token + 12.0 * D * seen + masked_fraction * 6.0 * head
+
+
+def tokens_seen(config: ModelConfig, layer: int, seq_len: int) -> float:
+    """Return how many tokens one attends to in a layer, itself included, on average over a full row."""
+    reach = min(config.local_attention // 2 if config.is_local(layer) else seq_len, seq_len - 1)
+    one_side = reach - reach * (reach + 1) / 2 / seq_len  # less what is cut off at the end of the row
+    return 1 + one_side * (1 if config.attention == "causal" else 2)
+
+
+def training_memory(config: ModelConfig, optimizer: OptimizerConfig) -> dict[str, int]:
+    """Return the bytes that training holds on each device all the time, by part; activations come on top.
+
+    AdamW keeps two numbers for each parameter, Muon one for each element of a hidden matrix.
+    """
+    total = total_parameters(config)
+    frozen = config.position_rows * config.embedding_width if config.position_embedding == "sinusoidal" else 0
+    trained = total - frozen
+    by_muon = _hidden_matrices(config) if optimizer.name == "muon" else 0
+    numbers = {"weights": total, "gradients": trained, "optimizer": 2 * trained - by_muon}
+    return {part: number * FLOAT_BYTES for part, number in numbers.items()}
+
+
+def planned_steps(trainer: TrainerConfig, tokens_per_step: int) -> int | None:
+    """Return the optimizer steps that the budget allows if rows are full; None: only time bounds it."""
+    by_tokens = None if trainer.max_tokens is None else math.ceil(trainer.max_tokens / tokens_per_step)
+    return min((steps for steps in (trainer.max_steps, by_tokens) if steps is not None), default=None)
+
+
+def print_plan(config: PretrainConfig) -> None:
+    """Print what the run would cost.
+
+    Raises:
+        InputError: the model does not fit the rows or the vocabulary.
+    """
+    seq_len, trainer = config.data.seq_len, config.trainer
+    model = config.model.resolve(_tokenizer_size(config.tokenizer), seq_len)
+    slots = math.ceil(config.masking.mask_rate * seq_len)
+    flops = flops_per_token(model, seq_len, slots / seq_len)
+    tokens_per_step = trainer.global_batch_size * seq_len
+    steps = planned_steps(trainer, tokens_per_step)
+    memory = training_memory(model, config.optimizer)
+    lines: list[tuple[str, str]] = [
+        ("parameters", f"{total_parameters(model):,}"),
+        *((f"  {part}", f"{count:,}") for part, count in count_parameters(model).items()),
+        ("vocabulary", f"{model.vocab_size:,} rows"),
+        ("FLOPs a token", f"{_short(flops)}, forward and backward, {slots} of {seq_len} tokens predicted"),
+        ("memory a device", f"{_short(sum(memory.values()))}B, activations not counted"),
+        *((f"  {part}", f"{_short(count)}B") for part, count in memory.items()),
+        ("tokens a step", f"{tokens_per_step:,}, if all {trainer.global_batch_size} rows are full"),
+    ]
+    if steps is not None:
+        total = steps * tokens_per_step
+        lines += [
+            ("steps", f"{steps:,}"),
+            ("tokens", f"{total:,}"),
+            ("FLOPs", f"{_short(flops * total)}, {flops * total / 3600e12:,.2f} hours at 1 TFLOP/s"),
+        ]
+    if trainer.max_time is not None:
+        lines.append(("time", f"{trainer.max_time} at most"))
+    for name, text in lines:
+        print(f"{name:<17}{text}")
+
+
+def _tokenizer_size(config: TokenizerConfig) -> int:
+    """Entries of the vocabulary: of the one that is reused, or of the one to be trained."""
+    if config.path is None:
+        return config.vocab_size
+    path = Path(config.path)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        written = json.loads(file.read_text(encoding="utf-8"))
+        added: list[int] = [token["id"] + 1 for token in written["added_tokens"]]
+        return max([len(written["model"]["vocab"]), *added])
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"tokenizer.path={config.path}: {file} is not a tokenizer.json") from None
+
+
+def _short(number: float) -> str:
+    """Return a number in three digits and a unit of thousands, such as `4.42 M`."""
+    units = ["", "k", "M", "G", "T", "P", "E"]
+    while number >= 999.5 and len(units) > 1:
+        number, units = number / 1000, units[1:]
+    return f"{number:.3g} {units[0]}"
+
+
+def _masked_lm_head(config: ModelConfig) -> int:
+    W, V = config.output_width, _vocab_size(config)
+    transform = (config.hidden_size + config.head_bias) * W + _norm(config, W) if config.head_transform else 0
+    return transform + (0 if config.tie_word_embeddings else V * W) + V
+
+
+def _classifier_head(config: ModelConfig, num_labels: int) -> int:
+    D = config.hidden_size
+    norm = _norm(config, D) if config.norm_position == "pre" else 0
+    return (D + config.head_bias) * D + norm + (D + 1) * num_labels
+
+
+def _norm(config: ModelConfig, width: int) -> int:
+    return width * (1 + config.norm_bias)
+
+
+def _layer_matrices(config: ModelConfig) -> int:
+    """Elements of the matrices in all layers."""
+    D, F = config.hidden_size, config.intermediate_size
+    return config.num_hidden_layers * (4 * D * D + (3 if config.gated else 2) * D * F)
+
+
+def _hidden_matrices(config: ModelConfig) -> int:
+    """Elements of all matrices that are no tables."""
+    D, E = config.hidden_size, config.embedding_width
+    projection = E * D if config.embedding_size else 0
+    return _layer_matrices(config) + projection + (D * config.output_width if config.head_transform else 0)
 
 
 def _vocab_size(config: ModelConfig) -> int:
     if config.vocab_size is None:
         raise InputError("model.vocab_size is null; set it, or give the tokenizer it is taken from")
     return config.vocab_size
-
-
-def _table_positions(config: ModelConfig) -> int:
-    if config.position_embedding != "learned":
-        return 0
-    if config.max_position_embeddings is None:
-        raise InputError("model.max_position_embeddings is null; set it to the longest row in tokens")
-    return config.max_position_embeddings

@@ -21,9 +21,9 @@ finally:
 """
 
 
-def run_script(cwd, *words):
-    """Run train.py in a process of its own; its last line says whether torch was imported."""
-    code = RUN_WITHOUT_TORCH.format(script=str(ROOT / "train.py"))
+def run_script(cwd, *words, script="train.py"):
+    """Run a script in a process of its own; its last line says whether torch was imported."""
+    code = RUN_WITHOUT_TORCH.format(script=str(ROOT / script))
     return subprocess.run(
         [sys.executable, "-c", code, *words], cwd=cwd, capture_output=True, text=True, timeout=60
     )
@@ -39,10 +39,22 @@ def test_mistake_is_one_line_without_torch_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_needs_no_torch(tmp_path):
-    done = run_script(tmp_path, "--help")
+def test_fine_tuning_without_a_run_names_train_py_without_torch(tmp_path):
+    done = run_script(tmp_path, script="finetune.py")
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "finetune.py: error: model=null: runs holds no finished pretraining run; run train.py"
+    )
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == "False\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("script", ["train.py", "finetune.py"])
+def test_help_needs_no_torch(tmp_path, script):
+    done = run_script(tmp_path, "--help", script=script)
     assert done.returncode == 0
-    assert done.stdout.startswith("usage: train.py")
+    assert done.stdout.startswith(f"usage: {script}")
     assert done.stdout.endswith("False\n")
     assert done.stderr == ""
 

@@ -181,7 +181,13 @@ class TokenizerConfig:
     """Learn from at most this much text, sources in proportion: more costs time and changes little."""
 
     def __post_init__(self) -> None:
-        require(self.vocab_size >= 16, "tokenizer.vocab_size", self.vocab_size, "must be at least 16")
+        smallest = 261 if self.type == "bpe" else 16  # bytes and special tokens
+        require(
+            self.vocab_size >= smallest,
+            "tokenizer.vocab_size",
+            self.vocab_size,
+            f"must be at least {smallest} for type {self.type}",
+        )
         require(self.max_bytes > 0, "tokenizer.max_bytes", self.max_bytes, "must be at least 1")
         self.path = self.path and os.path.expanduser(self.path)
 

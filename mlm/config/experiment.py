@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from dataclasses import dataclass, field
@@ -51,11 +52,24 @@ def run_to_resume(runs_dir: Path, name: str | None) -> Path:
         InputError: none was named and none is unfinished.
     """
     if name is not None:
+        if not (runs_dir / name).is_dir():
+            close = difflib.get_close_matches(name, [path.name for path in runs_dir.glob("*/")], 3)
+            fix = f"did you mean {' or '.join(close)}?" if close else "a new run needs no --resume"
+            raise InputError(f"--resume: there is no run folder {runs_dir / name}; {fix}")
         return runs_dir / name
-    configs = [path for path in runs_dir.glob("*/config.yaml") if not (path.parent / "summary.json").exists()]
+    configs = [
+        path
+        for path in runs_dir.glob("*/config.yaml")
+        if not (path.parent / "summary.json").exists() and not _is_finetuning(path)
+    ]
     if not configs:
         raise InputError(f"--resume: {runs_dir} holds no unfinished run; name one with --name")
     return max(configs, key=lambda path: path.stat().st_mtime_ns).parent
+
+
+def _is_finetuning(config: Path) -> bool:
+    """Tell the configuration of a fine-tuning run, which is no run to go on with, by a group of its own."""
+    return any(line.startswith("head:") for line in config.read_text(encoding="utf-8").splitlines())
 
 
 @dataclass
@@ -101,8 +115,8 @@ class RunConfig:
             os.environ[RUN_NAME] = self.name
 
     def _check_name(self) -> None:
-        plain = self.name is None or re.fullmatch(r"(?!\.)[^/\\\0\n]+", self.name)
-        require(bool(plain), "name", self.name, "must be a plain folder name")
+        plain = self.name is None or re.fullmatch(r"(?![.~ ])[^/\\\0\n]{1,150}", self.name)
+        require(bool(plain), "name", self.name, "must be a plain folder name of at most 150 characters")
 
     def check_run(self) -> None:
         """Refuse to run into an existing folder.
@@ -169,6 +183,23 @@ class PretrainConfig(RunConfig):
 
 
 @dataclass
+class PlanConfig(PretrainConfig):
+    """Print what a pretraining run would cost: parameters, arithmetic, memory, budget.
+
+    Example: mlm plan --config bert-mini --model bert-base --trainer.max_tokens 1e9
+    """
+
+    shipped_kind: ClassVar[str] = "pretrain"
+    """Sub-folder of the shipped files that `--config` searches."""
+
+    def check_files(self) -> None:
+        """Check that the tokenizer is there; the text need not be."""
+        hint = "is not looked into by this command; give its shape with --model and leave it out"
+        require(self.init is None, "init", self.init, hint)
+        self.tokenizer.check_file()
+
+
+@dataclass
 class EvaluateConfig:
     """Measure a masked language model on any text."""
 
@@ -187,8 +218,10 @@ class EvaluateConfig:
         require(self.batch_size > 0, "batch_size", self.batch_size, "must be at least 1")
 
     def check_files(self) -> None:
-        """Check that the model and the text are there."""
+        """Check that the model and the text are there, and a place for the figures."""
         check_model_folder("model", self.model)
+        if self.output is not None and not Path(self.output).absolute().parent.is_dir():
+            raise InputError(f"output={self.output} is in a folder that does not exist; make it first")
         check_sources(self.data.sources)
 
 

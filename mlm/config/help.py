@@ -56,9 +56,7 @@ class _OneLine(DefaultHelpFormatter):
 
     def __init__(self, prog: str, types: dict[str, Any]) -> None:
         columns = shutil.get_terminal_size((120, 50)).columns
-        super().__init__(  # type: ignore[no-untyped-call]
-            prog, indent_increment=1, max_help_position=34, width=min(columns, 120)
-        )
+        super().__init__(prog, indent_increment=1, max_help_position=34, width=min(columns, 120))
         self.types = types
 
     def add_argument(self, action: Action) -> None:

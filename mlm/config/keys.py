@@ -46,7 +46,7 @@ class Keys:
     def of(cls, config: Any, prefix: str = "") -> Keys:
         """Collect the keys of a dataclass and of the dataclasses in it."""
         kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", config.__name__.removesuffix("Config")).lower()
-        keys = cls({}, [], [], kind)
+        keys = cls({}, [], [], getattr(config, "shipped_kind", kind))
         types = get_type_hints(config)
         for field in fields(config):
             name, annotation = f"{prefix}{field.name}", types[field.name]

@@ -76,6 +76,15 @@ def one_line_errors(prog: str) -> Iterator[None]:
         text = re.sub(r"\s*\n\s*", " ", str(error))
         print(f"{prog}: error: {text}", file=sys.stderr)
         raise SystemExit(2) from None
+    except RecursionError:
+        print(f"{prog}: error: a YAML value contains itself, or is nested too deeply", file=sys.stderr)
+        raise SystemExit(2) from None
+    except OSError as error:
+        if error.errno is None:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{prog}: error: {where}{error.strerror}", file=sys.stderr)
+        raise SystemExit(2) from None
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
@@ -118,7 +127,9 @@ def _stored_keys(cls: type[RunConfig], given: dict[str, Given], keys: Keys) -> d
     if not values.get("resume"):
         return {}
     if not cls.resumable:
-        raise InputError(f"{given['resume'].where}: this command cannot go on with a stopped run; start a new one")
+        raise InputError(
+            f"{given['resume'].where}: this command cannot go on with a stopped run; start a new one"
+        )
     runs_dir = values.get("runs_dir", RunConfig.runs_dir)
     folder = run_to_resume(Path(runs_dir).expanduser(), values.get("name") or os.environ.get(RUN_NAME))
     stored = read_file(folder / "config.yaml", keys) if (folder / "config.yaml").exists() else {}

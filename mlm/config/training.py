@@ -15,14 +15,14 @@ class OptimizerConfig:
 
     name: Literal["adamw", "muon"] = "muon"
     """AdamW, or Muon for the hidden matrices and AdamW for the rest."""
-    lr: float = 3e-3
+    lr: float = 4e-3
     """Peak learning rate."""
     muon_lr: float | None = None
     """The same for Muon's matrices, in AdamW's scale; null: lr."""
     momentum: float = 0.95
     """Momentum of Muon."""
     weight_decay: float = 0.01
-    """Decoupled decay, on matrices only (no biases, norms, position tables)."""
+    """Decoupled decay, on matrices only (no biases, no norms)."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of AdamW's first and second moment."""
     eps: float = 1e-8
@@ -64,12 +64,16 @@ class ScheduleConfig:
         require(0 < decay <= 1, "schedule.decay_fraction", decay, "must lie in (0, 1]")
 
 
+DEFAULT_STEPS = 500
+"""Length of a run that nobody bounded: some minutes of the default model on two CPU cores."""
+
+
 @dataclass
 class TrainerConfig:
     """Budget, batch and devices; names are Lightning's where it has one."""
 
-    max_steps: int | None = 600
-    """Optimizer steps; the first of the three bounds ends the run."""
+    max_steps: int | None = None
+    """Optimizer steps; first bound wins. null: 500 if no other is set."""
     max_tokens: int | None = None
     """Tokens trained on (padding not counted); null: no bound."""
     max_time: str | None = None
@@ -105,7 +109,7 @@ class TrainerConfig:
         devices = self.devices
         require(devices == "auto" or devices > 0, "trainer.devices", devices, "must be at least 1, or auto")
         if self.max_steps is None and self.max_tokens is None and self.max_time is None:
-            raise InputError("the run has no end: set trainer.max_steps, max_tokens or max_time")
+            self.max_steps = DEFAULT_STEPS
         if self.max_time is not None:
             parse_duration(self.max_time)
         # With auto the number of devices is not known yet: check what must hold for any number of them.

@@ -1,1 +1,1 @@
-"""TODO docstring."""
+"""From files to masked batches: reading, tokenizing, storing, packing, ordering."""

@@ -57,10 +57,22 @@ def content_key(*parts: Any) -> str:
 @contextlib.contextmanager
 def locked(path: Path, part: str = "") -> Iterator[None]:
     """Let one process at a time make `path`, or one part of it; the others wait and find it."""
+    if path.exists():  # it is renamed into place, so it is whole; the cache may be read-only
+        yield
+        return
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}{part}.lock")):
+        for leftover in path.parent.glob(f".{path.name}.*"):  # of a process that was killed
+            if leftover.suffix != ".lock":
+                _remove(leftover)
         yield
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -72,9 +84,7 @@ def replacing(path: Path) -> Iterator[Path]:
             yield temporary
             temporary.rename(path)
     except BaseException:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        temporary.unlink(missing_ok=True)
+        _remove(temporary)
         raise
 
 

@@ -69,6 +69,12 @@ class Rows:
         return ordinary + (pieces + rows if self.packing == "concat" else 2 * pieces)
 
     @property
+    def num_bytes(self) -> int:
+        """UTF-8 bytes of the documents that begin in these rows."""
+        store = self.store
+        return int(store.num_bytes[np.isin(store.documents.starts, self.table.pieces.starts)].sum())
+
+    @property
     def tokens_per_row(self) -> float:
         """Tokens of a row on average over the run, padding not counted."""
         parts = self.parts or (Part(len(self), 1),)

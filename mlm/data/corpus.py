@@ -23,6 +23,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from mlm.config.data import CorpusConfig, TokenizerConfig
+from mlm.config.errors import InputError
 from mlm.config.parse import to_plain
 from mlm.counter import uniform
 from mlm.data.cache import content_key, in_words, locked, mark_used, replacing
@@ -79,7 +80,7 @@ def prepare_corpus(config: CorpusConfig, tokenizer_config: TokenizerConfig) -> C
     tokenizer, store = prepare_store(config, tokenizer_config)
     assert store is not None, "one machine writes all shards"
     special = SpecialTokens.from_tokenizer(tokenizer)
-    tables = _train_and_validation(store, config, tokenizer.get_vocab_size())
+    tables = _train_and_validation(store, config, special, tokenizer.get_vocab_size())
     train, validation = (
         Rows(store, table, special, config.seq_len, config.packing)
         for table in (tables.train, tables.validation)
@@ -93,11 +94,12 @@ def prepare_corpus(config: CorpusConfig, tokenizer_config: TokenizerConfig) -> C
 
 def prepare_evaluation(config: CorpusConfig, tokenizer: Tokenizer) -> Rows:
     """Read and pack the whole of a corpus for evaluation with a given tokenizer."""
-    store = _store(Text(config), tokenizer)
+    store, special = _store(Text(config), tokenizer), SpecialTokens.from_tokenizer(tokenizer)
     assert store is not None, "one machine writes all shards"
     documents = store.documents.take(_kept(store, config))
+    _require_ordinary(store.counts(documents, tokenizer.get_vocab_size()), special, config)
     table = pack_documents(documents, config.seq_len, config.packing)
-    return Rows(store, table, SpecialTokens.from_tokenizer(tokenizer), config.seq_len, config.packing)
+    return Rows(store, table, special, config.seq_len, config.packing)
 
 
 def prepare_store(
@@ -121,11 +123,15 @@ def prepare_store(
 def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
     """Load or train the vocabulary; a trained one is kept in the cache."""
     if config.path:
+        if replace(config, path=None) != TokenizerConfig():
+            log.warning(
+                "tokenizer.type, vocab_size and lowercase are ignored: the vocabulary is %s", config.path
+            )
         return load_tokenizer(config.path)
     distinct = text.config.deduplicate != "none"
-    folder = (
-        text.cache / "tokenizers" / content_key(text.digest, distinct, to_plain(config), TOKENIZER_VERSION)
-    )
+    weights = [source.weight for source in text.sources]
+    key = content_key(text.digest, weights, distinct, to_plain(config), TOKENIZER_VERSION)
+    folder = text.cache / "tokenizers" / key
     with locked(folder):
         if not folder.exists():
             log.info("training a %s vocabulary of %s entries", config.type, f"{config.vocab_size:,}")
@@ -133,7 +139,7 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
             tokenizer = train_tokenizer(distinct_texts(documents) if distinct else documents, config)
             with replacing(folder) as temporary:
                 temporary.mkdir()
-                tokenizer.save(str(temporary / "tokenizer.json"))
+                (temporary / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
                 facts = {**to_plain(config), "sources": [{"path": source.path} for source in text.sources]}
                 (temporary / "facts.json").write_text(json.dumps(facts, indent=1))
         else:
@@ -274,7 +280,9 @@ class _Tables:
     unigram_entropy: float
 
 
-def _train_and_validation(store: TokenStore, config: CorpusConfig, vocab_size: int) -> _Tables:
+def _train_and_validation(
+    store: TokenStore, config: CorpusConfig, special: SpecialTokens, vocab_size: int
+) -> _Tables:
     """Clean, split and pack a store, or open what was made of it before."""
     weights = [source.weight for source in config.sources]
     key = content_key(
@@ -288,11 +296,11 @@ def _train_and_validation(store: TokenStore, config: CorpusConfig, vocab_size: i
             train, validation = split_documents(
                 store, config.validation_fraction, config.max_validation_tokens, kept
             )
+            counts = [store.counts(spans, vocab_size) for spans in (train, validation)]
+            for part in counts:
+                _require_ordinary(part, special, config)
             table, parts = _pack_mix(store, train, config)
-            facts = {
-                "parts": parts,
-                "unigram_entropy": _unigram_entropy(store, train, validation, vocab_size),
-            }
+            facts = {"parts": parts, "unigram_entropy": _unigram_entropy(*counts)}
             with replacing(folder) as temporary:
                 temporary.mkdir()
                 _save_table(temporary / "train", table)
@@ -339,8 +347,16 @@ def _load_table(folder: Path) -> RowTable:
     return RowTable(offsets, Spans(starts, lengths))
 
 
-def _unigram_entropy(store: TokenStore, train: Spans, validation: Spans, size: int) -> float:
+def _unigram_entropy(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]) -> float:
     """Return -sum_v q(v) ln p(v): q are the validation shares, p those of the training counts plus one."""
-    held_out, counts = store.counts(size, validation), store.counts(size, train)
-    log_share = np.log((counts + 1) / (counts.sum() + size))
-    return float(-(held_out * log_share).sum() / held_out.sum())
+    log_share = np.log((train + 1) / (train.sum() + len(train)))
+    return float(-(validation * log_share).sum() / validation.sum())
+
+
+def _require_ordinary(counts: npt.NDArray[np.int64], special: SpecialTokens, config: CorpusConfig) -> None:
+    """Refuse text of which nothing can be predicted: every loss on it would be 0."""
+    if counts.sum() == counts[list(special.ids)].sum():
+        names = ", ".join(source.path for source in config.sources)
+        raise InputError(
+            f"{names}: the vocabulary knows no token of the text; train it on this text or use type bpe"
+        )

@@ -95,13 +95,21 @@ def read_python_docs(progress: Progress | None = None, processes: int | None = N
         progress: called with (files done, files in all) after every file.
         processes: worker processes; None: one a core; 1: none, all is done here.
     """
+    return (document for _, document in read_package_docs(progress, processes))
+
+
+def read_package_docs(
+    progress: Progress | None = None, processes: int | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yield the same documents, each with the package it is from: a name of `PACKAGES`, or python."""
     library = Path(sysconfig.get_path("stdlib"))
-    files = [library.joinpath(*_TOPICS), *python_files(library)]
+    owners = dict.fromkeys([library.joinpath(*_TOPICS), *python_files(library)], "python")
     for name, _ in PACKAGES:
         folder = _package_folder(name)
         if folder is not None:
-            files.extend(python_files(folder))
-    return read_files(files, progress, processes)
+            owners |= dict.fromkeys(python_files(folder), name)
+    for file, document in _documents_of(list(owners), progress, processes):
+        yield owners[file], document
 
 
 def python_docs_digest() -> str:
@@ -145,14 +153,22 @@ def read_files(
         progress: called with (files done, files in all) after every file.
         processes: worker processes; None: one a core; 1: none, all is done here.
     """
-    files = list(files)
+    return (document for _, document in _documents_of(list(files), progress, processes))
+
+
+def _documents_of(
+    files: list[Path], progress: Progress | None, processes: int | None
+) -> Iterator[tuple[Path, str]]:
+    """Yield file and document, in the order of the files."""
     seen: set[str] = set()
     unparsed = 0
-    for done, docstrings in enumerate(_extract_all(files, processes), start=1):
+    extracted = zip(files, _extract_all(files, processes), strict=True)
+    for done, (file, docstrings) in enumerate(extracted, start=1):
         if docstrings is None:
             unparsed += 1
         else:
-            yield from _documents(docstrings, seen)
+            for document in _documents(docstrings, seen):
+                yield file, document
         if progress is not None:
             progress(done, len(files))
     if unparsed:

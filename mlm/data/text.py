@@ -12,6 +12,7 @@ from functools import cached_property
 from heapq import heappop, heappush
 from itertools import chain, islice
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -19,10 +20,32 @@ from tqdm import tqdm
 from mlm.config.data import PYTHON_DOCS, CorpusConfig, SourceConfig
 from mlm.data.cache import cache_folder, content_key, locked, replacing
 from mlm.data.formats import ReadReport
-from mlm.data.python_docs import python_docs_digest, read_python_docs
+from mlm.data.python_docs import python_docs_digest, read_package_docs
 from mlm.data.sources import DigestCache, read_documents, source_digest, source_size
 
 log = logging.getLogger(__name__)
+
+
+def python_docs_file(cache: Path, num_proc: int | None = None) -> Path:
+    """Return the Python documentation as a file of rows (text, package); it is written when it is not there.
+
+    Args:
+        cache: folder that keeps it.
+        num_proc: processes that read; None: one a core.
+    """
+    path = cache / f"python-docs-{python_docs_digest()[:16]}.jsonl"
+    with locked(path):
+        if not path.exists():
+            log.info("%s: reading the documentation of this Python installation into %s", PYTHON_DOCS, path)
+            with (
+                _bar("reading", unit=" files") as bar,
+                replacing(path) as temporary,
+                temporary.open("w", encoding="utf-8") as file,
+            ):
+                for package, document in read_package_docs(_absolute(bar), num_proc):
+                    row = {"text": document, "package": package}
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return path
 
 
 class Text:
@@ -46,20 +69,7 @@ class Text:
         """Write the Python documentation to a file once: it is read twice, and worth a look."""
         if source.path != PYTHON_DOCS:
             return source
-        path = self.cache / f"python-docs-{python_docs_digest()[:16]}.jsonl"
-        with locked(path):
-            if not path.exists():
-                log.info(
-                    "%s: reading the documentation of this Python installation into %s", PYTHON_DOCS, path
-                )
-                with (
-                    _bar("reading", unit=" files") as bar,
-                    replacing(path) as temporary,
-                    temporary.open("w", encoding="utf-8") as file,
-                ):
-                    for document in read_python_docs(_absolute(bar), self.config.num_proc):
-                        file.write(json.dumps({"text": document}, ensure_ascii=False) + "\n")
-        return replace(source, path=str(path))
+        return replace(source, path=str(python_docs_file(self.cache, self.config.num_proc)))
 
     def by_source(self, task: str) -> Iterator[Iterator[str]]:
         """Yield the documents of each source in turn, under one progress bar in bytes."""

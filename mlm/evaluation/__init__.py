@@ -1,1 +1,1 @@
-"""TODO docstring."""
+"""Scores and predictions of trained models."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from mlm.config.experiment import EvaluateConfig
 from mlm.data.collate import MaskedBatch, MaskedRows, Rows, build_masking
 from mlm.data.corpus import prepare_evaluation
 from mlm.data.sampler import ValidationSampler
-from mlm.hub.pretrained import load_pretrained
+from mlm.hub.pretrained import load_masked_lm
 from mlm.masking import Masking
 from mlm.model.heads import MaskedLM
 from mlm.model.loss import summed_cross_entropy
@@ -26,6 +27,9 @@ from mlm.tokenizer import load_tokenizer
 
 VALIDATION_SEED = 20_181_011
 """Seed of every validation mask, whatever the seed of the run: scores of different runs can be compared."""
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,12 @@ def evaluate(config: EvaluateConfig) -> int:
     Raises:
         InputError: no model or no text where the configuration says.
     """
-    model = load_pretrained(config.model)
+    model = load_masked_lm(config.model)
     tokenizer = load_tokenizer(config.model)
+    longest = model.config.max_position_embeddings or config.data.seq_len
+    if config.data.seq_len > longest:
+        log.info("rows of %d tokens, the longest that %s reads", longest, config.model)
+        config = replace(config, data=replace(config.data, seq_len=longest))
     model.config.check_fit(tokenizer.get_vocab_size(), config.data.seq_len)
     rows = prepare_evaluation(config.data, tokenizer)
     masking = build_masking(config.masking, config.masking.validation_mask_rate, tokenizer)
@@ -94,7 +102,7 @@ def evaluate(config: EvaluateConfig) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sums = score_batches(model.to(device).eval(), tqdm(batches, "evaluating", leave=False), device)
     scores = MaskedLMScores.from_sums(sums)
-    num_bytes = int(rows.store.num_bytes.sum())
+    num_bytes = rows.num_bytes
     num_tokens = rows.table.pieces.num_tokens
     facts = {
         **scores.metrics(),

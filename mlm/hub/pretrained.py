@@ -23,9 +23,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from mlm.config.errors import InputError
-from mlm.config.model import ModelConfig
+from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.hub.families import FAMILIES, OWN, TOKEN_IDS, Family, Json, family_of, missing_counterparts
-from mlm.model import UNUSED_ID_BIAS, MaskedLM, init_weights
+from mlm.model import UNUSED_ID_BIAS, MaskedLM, SequenceClassifier, init_weights
 from mlm.tokenizer import SpecialTokens
 
 CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
@@ -35,7 +35,13 @@ MAX_DIFFERENCE = 1e-4
 log = logging.getLogger(__name__)
 
 
-def load_pretrained(folder: str | Path) -> MaskedLM:
+def load_pretrained(folder: str | Path) -> MaskedLM | SequenceClassifier:
+    """Read a model folder with the head that its config.json names, by one of the next two functions."""
+    family, _, written = _read_config(Path(folder))
+    return load_classifier(folder) if _names_classifier(family, written) else load_masked_lm(folder)
+
+
+def load_masked_lm(folder: str | Path) -> MaskedLM:
     """Read a model folder: one of ours, or one that transformers saved for a family of `FAMILIES`.
 
     A masked-LM head that is not there is initialised, with a warning; heads of other tasks are left out.
@@ -47,24 +53,94 @@ def load_pretrained(folder: str | Path) -> MaskedLM:
         InputError: a file is missing, damaged, unsafe to open, or does not fit its config.json.
     """
     folder = Path(folder)
-    family, config = _read_config(folder)
+    family, config, written = _read_config(folder)
+    tensors = _without_narrow_transform(config, _read_tensors(folder), _names_classifier(family, written))
     with torch.device("meta"):  # sizes only: no memory, no random numbers
         model = MaskedLM(config)
-    state, missing = _our_tensors(family, model, _read_tensors(folder), folder)
-    model.to_empty(device="cpu")
+    missing = _fill(model, family, tensors, folder)
     if missing:
         log.warning("%s has no %s: initialised, to be trained before use", folder, _listed(missing))
-        init_weights(model.head, config.initializer_range)
-    model.load_state_dict(state, strict=False)
     return model.eval()
 
 
+def load_classifier(folder: str | Path, new: ClassifierConfig | None = None) -> SequenceClassifier:
+    """Read a classifier, or put a new one on the encoder of any model folder.
+
+    Args:
+        folder: as in `load_masked_lm`.
+        new: the head to be trained. What the folder has of it is taken over: the pooler, or the transform of
+            ModernBERT's masked-LM head, and the last layer if it has the same labels; the rest is drawn from
+            torch's generator. None: the head that config.json names.
+
+    Returns:
+        The model in float32, on the CPU, in evaluation mode.
+
+    Raises:
+        InputError: as in `load_masked_lm`, or the folder holds no classifier and none is given.
+    """
+    folder = Path(folder)
+    family, config, written = _read_config(folder)
+    is_classifier = _names_classifier(family, written)
+    if new is None and not is_classifier:
+        found = ", ".join(written.get("architectures") or ["an encoder"])
+        raise InputError(f"{folder} holds no classifier but {found}; mlm finetune makes one of it")
+    try:
+        own = family.read_classifier(written) if is_classifier else None
+    except InputError as error:
+        if new is None:
+            raise InputError(f"{folder / CONFIG}: {error}") from None
+        own = None
+    head = new or own
+    assert head, "one of the two is there"
+    tensors = _without_narrow_transform(config, _read_tensors(folder), not is_classifier)
+    if own is None or (head.labels, head.label_type) != (own.labels, own.label_type):
+        tensors = {name: one for name, one in tensors.items() if not name.startswith("classifier.")}
+    with torch.device("meta"):
+        model = SequenceClassifier(config, head)
+    missing = _fill(model, family, tensors, folder)
+    if missing and new is None:
+        log.warning("%s has no %s: initialised, to be trained before use", folder, _listed(missing))
+    elif missing:
+        log.info("new in the head: %s", _listed(missing))
+    return model.eval()
+
+
+def _without_narrow_transform(
+    config: ModelConfig, tensors: dict[str, Tensor], other_head: bool
+) -> dict[str, Tensor]:
+    """Leave out the first layer of another head where its width is that of the tables, not of the layers."""
+    if not other_head or config.output_width == config.hidden_size:
+        return tensors
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
+
+
+def _names_classifier(family: Family, written: Json) -> bool:
+    return family.classifier in (written.get("architectures") or [])
+
+
+def _fill(
+    model: MaskedLM | SequenceClassifier, family: Family, tensors: dict[str, Tensor], folder: Path
+) -> list[str]:
+    """Give a model without memory the weights of a file; return those of its head that had to be drawn."""
+    state, missing = _our_tensors(family, model, tensors, folder)
+    model.to_empty(device="cpu")
+    for name, part in model.named_children():
+        if missing and name != "encoder":
+            init_weights(part, model.config.initializer_range)
+    model.load_state_dict(state, strict=False)
+    return missing
+
+
 def save_pretrained(
-    folder: str | Path, model: MaskedLM, tokenizer: Tokenizer, model_max_length: int, card: str
+    folder: str | Path,
+    model: MaskedLM | SequenceClassifier,
+    tokenizer: Tokenizer,
+    model_max_length: int,
+    card: str,
 ) -> Path:
     """Write a model folder, whole or not at all; a model folder that is already there is replaced.
 
-    Ids beyond the tokenizer, which only pad the tables, are ruled out by their output bias.
+    Ids beyond the tokenizer, which only pad the tables, are ruled out by the output bias of a masked-LM head.
 
     Args:
         folder: where to; also what is returned.
@@ -80,19 +156,25 @@ def save_pretrained(
     folder = Path(folder)
     longest = model.config.max_position_embeddings or model_max_length
     config = replace(model.config, max_position_embeddings=longest)
-    family, special = family_of(config), SpecialTokens.from_tokenizer(tokenizer)
+    classifier = model.classifier_config if isinstance(model, SequenceClassifier) else None
+    family, special = family_of(config, classifier), SpecialTokens.from_tokenizer(tokenizer)
     num_tokens, rows = max(tokenizer.get_vocab().values()) + 1, model.encoder.embeddings.token.num_embeddings
     if num_tokens > rows:
         raise InputError(f"the tokenizer has {num_tokens} entries, more than the model's vocab_size={rows}")
     if family is OWN:
-        log.warning("%s: only mlm reads this model, because %s", folder, missing_counterparts(config))
+        reason = missing_counterparts(config, classifier)
+        log.warning("%s: only mlm reads this model, because %s", folder, reason)
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
         token_ids = {path: getattr(special, token) for path, token in TOKEN_IDS.items()}
-        _write_json(part / CONFIG, family.write_config(config) | token_ids)
+        head = family.write_classifier(classifier) if classifier else {}
+        _write_json(part / CONFIG, family.write_config(config) | head | token_ids)
         save_file(_their_tensors(family, model, num_tokens), part / WEIGHTS, metadata={"format": "pt"})
+        (part / WEIGHTS).chmod(
+            (part / CONFIG).stat().st_mode
+        )  # the library makes it readable by the owner only
         tokenizer.save(str(part / "tokenizer.json"))
         settings = _tokenizer_settings(tokenizer, special, config) | {"model_max_length": model_max_length}
         _write_json(part / "tokenizer_config.json", settings)
@@ -105,7 +187,7 @@ def save_pretrained(
     return folder
 
 
-def _read_config(folder: Path) -> tuple[Family, ModelConfig]:
+def _read_config(folder: Path) -> tuple[Family, ModelConfig, Json]:
     path, nested = folder / CONFIG, folder / "model"
     if not path.is_file():
         advice = f"did you mean {nested}?" if (nested / CONFIG).is_file() else "`mlm pretrain` writes one"
@@ -116,7 +198,7 @@ def _read_config(folder: Path) -> tuple[Family, ModelConfig]:
         model_type = written.get("model_type") if isinstance(written, dict) else None
         if model_type not in families:
             raise InputError(f"model_type={model_type} is not supported, only {', '.join(families)}")
-        return families[model_type], families[model_type].read_config(written)
+        return families[model_type], families[model_type].read_config(written), written
     except (ValueError, TypeError) as error:  # not JSON, or a value of another kind
         raise InputError(f"{path}: {error}") from None
 
@@ -135,36 +217,47 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _our_tensors(
-    family: Family, model: MaskedLM, written: dict[str, Tensor], folder: Path
+    family: Family, model: MaskedLM | SequenceClassifier, written: dict[str, Tensor], folder: Path
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the weights of `model`, and the names of those of its head that are missing."""
     tensors = {new: written[old] for old, new in family.current_names(written).items()}
+    if not model.config.tie_word_embeddings:  # where the two differ, the copy is the one in use
+        copies = family.untied_copies.items()
+        tensors |= {name: tensors.pop(copy) for name, copy in copies if copy in tensors}
     state: dict[str, Tensor] = {}
     of_head, missing, misshapen = (list[str]() for _ in range(3))
     for name, weight in model.state_dict().items():
         sources = family.their_names(name)
         shape = (weight.shape[0] // len(sources), *weight.shape[1:])
         found = {source: tensors.pop(source) for source in sources if source in tensors}
-        (of_head if name.startswith("head.") else missing).extend(one for one in sources if one not in found)
+        absent = [source for source in sources if source not in found]
+        (missing if name.startswith("encoder.") else of_head).extend(absent)
         shapes = {source: tuple(tensor.shape) for source, tensor in found.items() if tensor.shape != shape}
         misshapen += [f"{source} is {other}, by {CONFIG} {shape}" for source, other in shapes.items()]
         if len(found) == len(sources) and not shapes:
             state[name] = torch.cat(list(found.values()))
-    faults = {"missing": missing, "unexpected": sorted(tensors), "wrong shape": misshapen}
+    unexpected = sorted(name for name in tensors if not family.is_needless(name))
+    faults = {"missing": missing, "unexpected": unexpected, "wrong shape": misshapen}
     if any(faults.values()):
         text = "; ".join(f"{fault}: {_listed(names)}" for fault, names in faults.items() if names)
         raise InputError(f"the weights in {folder} do not fit its {CONFIG}; {text}")
     return state, of_head
 
 
-def _their_tensors(family: Family, model: MaskedLM, num_tokens: int) -> dict[str, Tensor]:
+def _their_tensors(
+    family: Family, model: MaskedLM | SequenceClassifier, num_tokens: int
+) -> dict[str, Tensor]:
     """Return the weights as the family stores them, each with memory of its own."""
     result = {}
     for name, weight in model.state_dict().items():
         theirs = family.their_names(name)
         for part, block in zip(theirs, weight.chunk(len(theirs)), strict=True):
             result[part] = block.to("cpu", torch.float32, copy=True).contiguous()
-    result[family.their_names("head.bias")[0]][num_tokens:] = UNUSED_ID_BIAS
+    if isinstance(model, MaskedLM):
+        result[family.their_names("head.bias")[0]][num_tokens:] = UNUSED_ID_BIAS
+    if not model.config.tie_word_embeddings:
+        copies = family.untied_copies.items()
+        result |= {copy: result[name].clone() for name, copy in copies if name in result}
     return result
 
 
@@ -181,11 +274,17 @@ def _tokenizer_settings(tokenizer: Tokenizer, special: SpecialTokens, config: Mo
 
 
 @torch.no_grad()
-def _largest_difference(model: MaskedLM, copy: MaskedLM, length: int, num_tokens: int) -> float:
+def _largest_difference(
+    model: MaskedLM | SequenceClassifier,
+    copy: MaskedLM | SequenceClassifier,
+    length: int,
+    num_tokens: int,
+) -> float:
     """Return the largest difference of a logit on one random row, the ids beyond the tokenizer left out."""
-    device, was_training = model.head.bias.device, model.training
+    device, was_training = next(model.parameters()).device, model.training
+    outputs = num_tokens if isinstance(model, MaskedLM) else None
     ids = torch.randint(num_tokens, (1, length), generator=torch.Generator().manual_seed(0)).to(device)
-    before, after = (one.to(device).eval()(ids)[..., :num_tokens] for one in (model, copy))
+    before, after = (one.to(device).eval()(ids)[..., :outputs] for one in (model, copy))
     model.train(was_training)
     if not before.isfinite().all():
         raise InputError("the model computes numbers that are not finite, so it is not saved")

@@ -3,8 +3,10 @@
 - modern (Warner et al. 2024, arXiv:2412.13663): tokens -> norm -> pre-norm layers, rotary positions -> norm
 - classic (Devlin et al. 2019, arXiv:1810.04805): tokens + positions + types -> norm -> post-norm layers
 - everything in between is a switch of `ModelConfig`
+- what the layers see of the positions (bias of the scores, rotation) is computed once: for layers with full
+  attention, and for those with local attention where there are any
 
-Sizes: B batch, S sequence, D hidden, H heads, K head width, V vocabulary.
+Sizes: B batch, S sequence, D hidden, E width of the embedding tables, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,26 +17,35 @@ from torch import Tensor, nn
 from mlm.config.errors import InputError
 from mlm.config.model import ModelConfig
 from mlm.model.layers import EncoderLayer, build_norm
-from mlm.model.positions import RotaryEmbedding, document_bias, document_positions
+from mlm.model.positions import (
+    RotaryEmbedding,
+    Rotation,
+    SinusoidalEmbedding,
+    distance_bias,
+    document_bias,
+    document_positions,
+)
 
 
 class Embeddings(nn.Module):
-    """Sum of the tables, normalised."""
+    """Sum of the tables, normalised, and projected where the tables are narrower than the layers."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        D = config.hidden_size
+        E = config.embedding_width
         assert config.vocab_size, "ModelConfig.resolve() comes before building a model"
-        self.token = nn.Embedding(config.vocab_size, D)
+        self.token = nn.Embedding(config.vocab_size, E)
         self.position: nn.Embedding | None = None
         self.token_type: nn.Embedding | None = None
-        if config.position_embedding == "learned":
-            assert config.max_position_embeddings, "ModelConfig.resolve() comes before building a model"
-            self.position = nn.Embedding(config.max_position_embeddings, D)
+        if config.position_rows:
+            table = SinusoidalEmbedding if config.position_embedding == "sinusoidal" else nn.Embedding
+            self.position = table(config.position_rows, E)
         if config.type_vocab_size:
-            self.token_type = nn.Embedding(config.type_vocab_size, D)
-        self.norm = build_norm(config)
+            self.token_type = nn.Embedding(config.type_vocab_size, E)
+        self.offset = config.position_offset
+        self.norm = build_norm(config, E) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.embedding_dropout)
+        self.projection = nn.Linear(E, config.hidden_size) if config.embedding_size else nn.Identity()
 
     def forward(self, input_ids: Tensor, positions: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Return (B, S, D).
@@ -46,11 +57,11 @@ class Embeddings(nn.Module):
         """
         hidden = self.token(input_ids)
         if self.position is not None:
-            hidden = hidden + self.position(positions)
+            hidden = hidden + self.position(positions + self.offset)
         if self.token_type is not None:
             types = torch.zeros_like(positions) if token_type_ids is None else token_type_ids
             hidden = hidden + self.token_type(types)
-        return self.dropout(self.norm(hidden))
+        return self.projection(self.dropout(self.norm(hidden)))
 
 
 class Encoder(nn.Module):
@@ -61,12 +72,10 @@ class Encoder(nn.Module):
         self.config = config
         self.embeddings = Embeddings(config)
         self.rotary = RotaryEmbedding(config) if config.position_embedding == "rotary" else None
-        pre_norm = config.norm_position == "pre"
-        self.layers = nn.ModuleList(
-            EncoderLayer(config, attention_norm=index > 0 or config.first_attention_norm or not pre_norm)
-            for index in range(config.num_hidden_layers)
-        )
-        self.final_norm = build_norm(config) if pre_norm else nn.Identity()
+        numbers = range(config.num_hidden_layers)
+        self.layers = nn.ModuleList(EncoderLayer(config, config.has_attention_norm(n)) for n in numbers)
+        self.is_local = [config.is_local(n) for n in numbers]
+        self.final_norm = build_norm(config) if config.has_final_norm else nn.Identity()
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
@@ -90,11 +99,22 @@ class Encoder(nn.Module):
             bias, positions = None, torch.arange(S, device=input_ids.device)[None]
         else:
             bias, positions = document_bias(attention_mask, dtype), document_positions(attention_mask)
-        rotation = None if self.rotary is None else self.rotary(positions, dtype)
+        views = {local: self._view(bias, positions, dtype, local) for local in sorted(set(self.is_local))}
         hidden = self.embeddings(input_ids, positions, token_type_ids)
-        for layer in self.layers:
-            hidden = layer(hidden, bias, rotation)
+        for layer, local in zip(self.layers, self.is_local, strict=True):
+            hidden = layer(hidden, *views[local])
         return self.final_norm(hidden)
+
+    def _view(
+        self, bias: Tensor | None, positions: Tensor, dtype: torch.dtype, local: bool
+    ) -> tuple[Tensor | None, Rotation | None]:
+        """Return bias and rotation for layers with local or full attention."""
+        window, causal = self.config.local_attention if local else None, self.config.attention == "causal"
+        if window or causal:
+            index = torch.arange(positions.shape[1], device=positions.device)
+            near = distance_bias(index, window, causal, dtype)
+            bias = near if bias is None else bias + near
+        return bias, None if self.rotary is None else self.rotary(positions, dtype, local)
 
 
 def _compute_dtype(weight: Tensor) -> torch.dtype:

@@ -1,38 +1,52 @@
 """What stands on top of the encoder.
 
 - the masked-LM head looks at the M masked positions only, because the vocabulary makes it the widest layer
-- the output matrix is the token embedding table itself (tied); only a bias over the vocabulary is added
+- the output matrix is the token embedding table itself (tied), or one of its own; a bias over the vocabulary
+  is added
+- the classifier's layers are those of the stock class of the encoder's family: a post-norm encoder has BERT's
+  pooler (dense, tanh), a pre-norm one ModernBERT's head (dense, non-linearity, norm)
 
-Sizes: B batch, S sequence, M masked positions a row, D hidden, V vocabulary.
+Sizes: B batch, S sequence, M masked positions a row, D hidden, V vocabulary, C classes (1 for a score).
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlm.config.model import ModelConfig
+from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.model.encoder import Encoder
-from mlm.model.layers import build_norm, init_weights
+from mlm.model.layers import ACTIVATIONS, build_norm, init_weights
+from mlm.model.pooling import pool
 
 UNUSED_ID_BIAS = -1e4
 """Output bias of ids that no token has: its exponential is 0, and it is finite in every float type."""
 
 
 class MaskedLMHead(nn.Module):
-    """Transform, then compare with every token embedding."""
+    """Transform, then compare with every token's vector."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.vocab_size, "ModelConfig.resolve() comes before building a model"
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
-        self.norm = build_norm(config)
+        self.activation = ACTIVATIONS[config.activation]
+        self.dense: nn.Module | None = None
+        if config.head_transform:
+            self.dense = nn.Linear(config.hidden_size, config.output_width, bias=config.head_bias)
+            self.norm = build_norm(config, config.output_width)
+        # An embedding and no linear layer, because it is one vector a token: optimizers tell them apart.
+        tied = config.tie_word_embeddings
+        self.output = None if tied else nn.Embedding(config.vocab_size, config.output_width)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, hidden: Tensor, token_table: Tensor) -> Tensor:
-        """Return logits (..., V) for `hidden` (..., D), given the embedding table of the tokens (V, D)."""
-        return F.linear(self.norm(F.gelu(self.dense(hidden))), token_table, self.bias)
+        """Return logits (..., V) for `hidden` (..., D), given the embedding table of the tokens (V, E)."""
+        if self.dense is not None:
+            hidden = self.norm(self.activation(self.dense(hidden)))
+        return F.linear(hidden, token_table if self.output is None else self.output.weight, self.bias)
 
 
 class MaskedLM(nn.Module):
@@ -64,6 +78,48 @@ class MaskedLM(nn.Module):
         if masked_positions is not None:
             hidden = hidden.take_along_dim(masked_positions[..., None], dim=1)  # (B, M, D)
         return self.head(hidden, self.encoder.embeddings.token.weight)
+
+
+class Pooler(nn.Module):
+    """One vector for a text: that of its first token or the mean, transformed."""
+
+    def __init__(self, config: ModelConfig, pooling: Literal["cls", "mean"]) -> None:
+        super().__init__()
+        self.pooling, self.activation = pooling, ACTIVATIONS[config.activation]
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
+        self.norm = build_norm(config) if config.norm_position == "pre" else None
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Return (B, D) for `hidden` (B, S, D) and the 0/1 `attention_mask` (B, S); None: no padding."""
+        pooled = self.dense(pool(hidden, attention_mask, self.pooling))
+        return torch.tanh(pooled) if self.norm is None else self.norm(self.activation(pooled))
+
+
+class SequenceClassifier(nn.Module):
+    """Encoder, pooler and classifier: logits of classes, or a score."""
+
+    def __init__(self, config: ModelConfig, classifier_config: ClassifierConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.classifier_config = classifier_config
+        self.encoder = Encoder(config)
+        self.pooler = Pooler(config, classifier_config.pooling)
+        self.dropout = nn.Dropout(classifier_config.dropout)
+        self.classifier = nn.Linear(config.hidden_size, len(classifier_config.labels))
+        init_weights(self, config.initializer_range)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """Return (B, C).
+
+        Args:
+            input_ids: (B, S) int64, a text or a pair of texts a row.
+            attention_mask: (B, S) integer or bool, 0 = padding, 1 = text; None: no padding.
+            token_type_ids: (B, S) int64; None: all 0.
+        """
+        hidden = self.encoder(input_ids, attention_mask, token_type_ids)
+        return self.classifier(self.dropout(self.pooler(hidden, attention_mask)))
 
 
 @torch.no_grad()

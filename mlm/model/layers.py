@@ -1,6 +1,7 @@
 """The parts an encoder layer is made of, and the layer itself.
 
 - norms stand before each sublayer (pre) or after each sum (post), Xiong et al. 2020 (arXiv:2002.04745)
+- a norm is LayerNorm, or RMSNorm, which does not subtract the mean (Zhang & Sennrich 2019, arXiv:1910.07467)
 - the feed-forward part is plain, or gated: act(a) * b (Shazeer 2020, arXiv:2002.05202)
 - all initial values are set in one place, `init_weights`
 
@@ -9,20 +10,31 @@ Sizes: B batch, S sequence, D hidden, F feed-forward width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlm.config.model import ModelConfig
 from mlm.model.attention import FusedLinear, SelfAttention
-from mlm.model.positions import Rotation
+from mlm.model.positions import Rotation, SinusoidalEmbedding, sinusoids
 
-ACTIVATIONS = {"gelu": F.gelu, "geglu": F.gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "geglu": F.gelu,
+    "swiglu": F.silu,
+}
 """Non-linearity of each `ModelConfig.activation`, a gated one's of its gate; GELU is the exact, erf form."""
 
 
-def build_norm(config: ModelConfig) -> nn.LayerNorm:
-    """Return a normalisation layer over the hidden size."""
-    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
+def build_norm(config: ModelConfig, width: int | None = None) -> nn.Module:
+    """Return a normalisation layer over `width` features; None: over the hidden size."""
+    width = width or config.hidden_size
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(width, eps=config.norm_eps)
+    return nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
 
 
 class FeedForward(nn.Module):
@@ -75,15 +87,18 @@ class EncoderLayer(nn.Module):
         return self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden)))
 
 
+@torch.no_grad()
 def init_weights(model: nn.Module, std: float) -> None:
     """Set every initial value of `model`, in place: the only place that does.
 
     Matrices and tables are normal with deviation `std`, cut at two of it; biases are 0, norms 1.
     """
     for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
+        if isinstance(module, SinusoidalEmbedding):
+            module.weight.copy_(sinusoids(*module.weight.shape))
+        elif isinstance(module, nn.Linear | nn.Embedding):
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
-        if isinstance(module, nn.LayerNorm):
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             nn.init.ones_(module.weight)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):

@@ -1,4 +1,4 @@
-"""The masked-LM loss, summed: whoever knows how many tokens are masked in the whole batch divides by it."""
+"""Losses: of masked tokens summed, as only the whole batch knows how many there are; of examples the mean."""
 
 from __future__ import annotations
 
@@ -18,3 +18,15 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
     )
+
+
+def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross-entropy in nats, or for numbers the mean squared error, as a float32 scalar.
+
+    Args:
+        logits: (B, C); for numbers (B, 1).
+        labels: (B,) ids of classes int64, or numbers float32.
+    """
+    if labels.is_floating_point():
+        return F.mse_loss(logits[:, 0].float(), labels)
+    return F.cross_entropy(logits.float(), labels)

@@ -2,10 +2,13 @@
 
 - a row may hold several documents: tokens with the same number in the attention mask belong together
 - positions restart at the first token of each document, so a packed document is computed as if it stood alone
+- what a token may not see gets minus infinity added to its score: other documents, in local layers what is
+  far away, in causal ones what comes later
 - rotary: queries and keys turn by angles proportional to their position, so that their product depends on the
   distance alone; element i is paired with element i + K/2, the order of ModernBERT's published weights
-
-Su et al. 2021 (arXiv:2104.09864), sec. 3.2.
+  (Su et al. 2021, arXiv:2104.09864, sec. 3.2)
+- sinusoidal: a table that is added to the embeddings and not trained (Vaswani et al. 2017, arXiv:1706.03762,
+  sec. 3.5)
 
 Sizes: B batch, S sequence, H heads, K head width.
 """
@@ -34,6 +37,20 @@ def document_bias(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(apart, dtype=dtype).masked_fill_(apart, float("-inf"))
 
 
+def distance_bias(index: Tensor, window: int | None, causal: bool, dtype: torch.dtype) -> Tensor:
+    """Return (S, S), added to the attention scores: 0 where a token may look, minus infinity elsewhere.
+
+    Args:
+        index: (S,) int64, the places in a row.
+        window: a token sees up to half of it on each side; None: any distance.
+        causal: a token sees nothing that comes later.
+        dtype: the type of the scores.
+    """
+    ahead = index - index[:, None]
+    far = ahead.abs() > (len(index) if window is None else window // 2)
+    return torch.zeros_like(ahead, dtype=dtype).masked_fill_(far | (causal & (ahead > 0)), float("-inf"))
+
+
 def document_positions(attention_mask: Tensor) -> Tensor:
     """Return (B, S), the distance of each token from the first token of its document.
 
@@ -47,23 +64,39 @@ def document_positions(attention_mask: Tensor) -> Tensor:
     return index - first.gather(1, document)
 
 
+def sinusoids(rows: int, width: int) -> Tensor:
+    """Return (rows, width) float32: column 2i is sin(row / 10000^(2i/width)), column 2i + 1 its cosine."""
+    frequencies = 10000.0 ** -(torch.arange(0, width, 2) / width)
+    angles = torch.arange(rows)[:, None] * frequencies
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+
+
+class SinusoidalEmbedding(nn.Embedding):
+    """A table of positions that is looked up like a learned one, and frozen."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__(rows, width)
+        self.weight.requires_grad_(False)
+
+
 class RotaryEmbedding(nn.Module):
     """Angles by which queries and keys turn; no parameters."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_width = config.hidden_size // config.num_attention_heads
-        self.theta = config.rotary_theta
+        self.theta, self.local_theta = config.rotary_theta, config.local_rotary_theta
 
-    def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+    def forward(self, positions: Tensor, dtype: torch.dtype, local: bool = False) -> Rotation:
         """Return cosines and sines, computed in float32 and cast to `dtype`.
 
         Args:
             positions: (1 or B, S) int64.
             dtype: the type of the queries and keys.
+            local: for a layer with local attention.
         """
         pairs = torch.arange(0, self.head_width, 2, device=positions.device, dtype=torch.float32)
-        frequencies = 1.0 / self.theta ** (pairs / self.head_width)
+        frequencies = 1.0 / (self.local_theta if local else self.theta) ** (pairs / self.head_width)
         angles = positions[:, None, :, None].float() * frequencies
         return angles.cos().to(dtype), angles.sin().to(dtype)
 

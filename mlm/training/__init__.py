@@ -1,1 +1,1 @@
-"""TODO docstring."""
+"""The runs: the only place that knows Lightning and Weights & Biases."""

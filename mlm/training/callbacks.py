@@ -20,15 +20,21 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 
+from mlm.config.errors import InputError
 from mlm.config.experiment import PretrainConfig
 from mlm.config.training import TrainerConfig
 from mlm.data.collate import Rows
 from mlm.data.sampler import TrainingSampler
 from mlm.evaluation.masked_lm import MaskedLMScores, score_batches
+from mlm.optim.schedule import warmup_steps
 from mlm.training.checkpoint import checkpoint_path
 
 log = logging.getLogger(__name__)
 
+KEPT_CHECKPOINTS = 2
+"""The newest, and one more in case it cannot be read."""
+FINITE_EVERY = 10
+"""Steps between two looks whether the loss is still a number."""
 PLANNING_STEPS = range(5, 15)
 """Steps whose duration fixes the length of a time-limited run, if they take at least PLANNING_TIME of it."""
 PLANNING_TIME = 0.03
@@ -147,10 +153,11 @@ class Validation(StepCallback):
 class Budget(StepCallback):
     """Fixes the length of the run in steps, and ends it at the first bound reached."""
 
-    def __init__(self, config: TrainerConfig, progress: Progress, clock: Clock):
-        self.config, self.progress, self.clock = config, progress, clock
-        by_tokens = (config.max_tokens or math.inf) / clock.tokens_per_step
-        self.allowed_steps = min(config.max_steps or math.inf, by_tokens)
+    def __init__(self, config: PretrainConfig, progress: Progress, clock: Clock):
+        self.config, self.schedule = config.trainer, config.schedule
+        self.progress, self.clock = progress, clock
+        by_tokens = (self.config.max_tokens or math.inf) / clock.tokens_per_step
+        self.allowed_steps = min(self.config.max_steps or math.inf, by_tokens)
         """Steps that max_steps and max_tokens allow."""
         self.reason: str | None = None
         """The bound that ended the run."""
@@ -161,6 +168,17 @@ class Budget(StepCallback):
         self._first = (trainer.global_step, self.progress.elapsed_s)
         if self.config.max_time is None:
             self.progress.planned_steps = math.ceil(self.allowed_steps)
+            self._check_warmup()
+
+    def _check_warmup(self) -> None:
+        planned = self.progress.planned_steps or 1
+        warmup = warmup_steps(self.schedule, planned)
+        if warmup > planned:
+            log.warning(
+                "the warm-up of %s steps is longer than the run of %s: the peak rate is never reached",
+                f"{warmup:,}",
+                f"{planned:,}",
+            )
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Plan once the throughput is known; stop where a bound is reached."""
@@ -186,6 +204,7 @@ class Budget(StepCallback):
             affordable = done + left_s / step_s
             self.progress.planned_steps = max(int(min(affordable, self.allowed_steps)), done + 1)
             log.info("%s allows %s steps", self.config.max_time, f"{self.progress.planned_steps:,}")
+            self._check_warmup()
 
 
 def bound_reached(config: TrainerConfig, progress: Progress, done: int) -> str | None:
@@ -200,8 +219,27 @@ def bound_reached(config: TrainerConfig, progress: Progress, done: int) -> str |
     return None
 
 
+class FiniteCheck(StepCallback):
+    """Ends a run whose loss or gradient is no number any more, before that reaches a checkpoint."""
+
+    def __init__(self, save_every: int):
+        self.save_every = save_every
+
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Ask the device now and then, and always when a checkpoint is due."""
+        step = trainer.global_step
+        due = step % FINITE_EVERY == 0 or step % self.save_every == 0 or trainer.should_stop
+        if due and not bool(module.is_finite):
+            rate = max(group["lr"] for group in trainer.optimizers[0].param_groups)
+            raise InputError(
+                f"the loss or its gradient is not finite, at the latest since step {step} (learning rate "
+                f"{rate:g}): lower optimizer.lr or lengthen the warm-up; --resume goes on from the last "
+                "checkpoint, which is good"
+            )
+
+
 class CheckpointSaver(StepCallback):
-    """Saves every few steps and after the last one; keeps the newest checkpoint."""
+    """Saves every few steps and after the last one; keeps the two newest checkpoints."""
 
     def __init__(self, folder: Path, every: int, clock: Clock):
         self.folder, self.every, self.clock = folder, every, clock
@@ -214,9 +252,9 @@ class CheckpointSaver(StepCallback):
         path = checkpoint_path(self.folder, trainer.global_step)
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
-            for other in self.folder.glob("step-*.ckpt"):
-                if other != path:
-                    other.unlink()
+            older = sorted(self.folder.glob("step-*.ckpt"), reverse=True)[KEPT_CHECKPOINTS:]
+            for other in [*older, *self.folder.glob(".step-*")]:  # the latter: of a process that was killed
+                other.unlink()
 
 
 class GracefulStop(StepCallback):

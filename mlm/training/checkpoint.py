@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+
+from mlm.config.experiment import is_first_process
+
+NEEDED = ("state_dict", "optimizer_states", "loops", "global_step", "progress", "identity")
+"""What a checkpoint of ours holds."""
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +65,19 @@ class Checkpoint:
 
 
 def find_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the newest whole checkpoint of a folder or None; broken files are skipped with a warning."""
+    """Return the newest whole checkpoint of a folder or None.
+
+    What is no whole checkpoint of ours is set aside under another name, with a warning.
+    """
     for path in sorted(folder.glob("step-*.ckpt"), reverse=True):
         try:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            return Checkpoint(path, {**content, "progress": dict(content["progress"])})
+            missing = [key for key in NEEDED if key not in content]
+            if not missing:
+                return Checkpoint(path, content)
+            reason = f"it has no {', '.join(missing)}"
+        except PermissionError:
+            raise  # it may be whole: somebody has to look
         except (
             OSError,
             RuntimeError,
@@ -72,8 +85,10 @@ def find_checkpoint(folder: Path) -> Checkpoint | None:
             LookupError,
             TypeError,
             ValueError,
-            pickle.UnpicklingError,
+            UnpicklingError,
         ) as error:
             reason = " ".join(str(error).split())[:120]
-            log.warning("skipping %s, which is no whole checkpoint of ours (%s)", path, reason)
+        log.warning("skipping %s, which is no whole checkpoint of ours: %s", path, reason)
+        if is_first_process():
+            path.rename(path.with_name(f"{path.name}.broken"))
     return None

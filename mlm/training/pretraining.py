@@ -6,37 +6,37 @@ back-propagates a sum, and the accumulated gradients are divided once, by all to
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
-import shutil
+import os
 from dataclasses import asdict, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor, nn
-from tqdm.contrib.logging import logging_redirect_tqdm
+from torch import Tensor
 
 from mlm.config.errors import InputError
 from mlm.config.experiment import PretrainConfig, is_first_process
-from mlm.config.parse import save_config, to_plain
+from mlm.config.model import ModelConfig
+from mlm.config.parse import to_plain
 from mlm.counter import random_bits
 from mlm.data.collate import MaskedBatch
 from mlm.data.corpus import Corpus, prepare_corpus
-from mlm.hub.pretrained import load_pretrained
+from mlm.hub.pretrained import load_masked_lm
 from mlm.model.attention import fused_blocks
 from mlm.model.heads import MaskedLM, rule_out_unused_ids
 from mlm.model.loss import summed_cross_entropy
 from mlm.optim.optimizer import build_optimizer, set_learning_rate
 from mlm.optim.schedule import learning_rate_factor
-from mlm.tokenizer import tokenizer_digest
+from mlm.plan import total_parameters
+from mlm.tokenizer import load_tokenizer, tokenizer_digest
 from mlm.training.callbacks import (
     Budget,
     CheckpointSaver,
     Clock,
+    FiniteCheck,
     GracefulStop,
     Progress,
     Validation,
@@ -44,9 +44,10 @@ from mlm.training.callbacks import (
 )
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.datamodule import PretrainDataModule
-from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker
+from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
+from mlm.training.run_folder import METRICS, keep_config, run_folder
 from mlm.training.summary import finish_run
-from mlm.training.trainer import build_trainer
+from mlm.training.trainer import build_trainer, resolve_accelerator, resolve_precision
 
 UNPLANNED_STEPS = 1000
 """Length the schedule assumes during the few steps before a time-limited run knows its own."""
@@ -69,10 +70,12 @@ class PretrainModule(pl.LightningModule):
         self.model, self.config, self.progress, self.identity = model, config, progress, identity
         self.step_metrics: dict[str, Any] = {}
         self.last_loss: Tensor | float = math.nan
+        self.is_finite: Tensor = torch.tensor(True)
+        """Whether every loss and gradient was finite so far; on the device until somebody asks."""
         self._loss_sum: Tensor | float = 0.0
         self._num_masked = 0
-        self._has_dropout = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
-        self._has_dropout = self._has_dropout or model.config.attention_dropout > 0
+        rates = model.config.embedding_dropout, model.config.attention_dropout, model.config.hidden_dropout
+        self._has_dropout = any(rates)
 
     def training_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:
         """Return the summed loss of the masked tokens of one micro-batch."""
@@ -100,16 +103,25 @@ class PretrainModule(pl.LightningModule):
         total = self.progress.planned_steps or UNPLANNED_STEPS
         factor = learning_rate_factor(self.config.schedule, min(self.global_step, total - 1), total)
         set_learning_rate(optimizer, factor)
-        self.last_loss = loss_sum / num_masked.clamp(min=1)
+        loss = loss_sum / num_masked.clamp(min=1)
+        self.last_loss = loss
+        self.is_finite = self.is_finite.to(loss.device) & torch.isfinite(loss) & torch.isfinite(norm)
         self.step_metrics |= {
-            "train/loss": self.last_loss,
+            "train/loss": loss,
             "optim/lr": factor * self.config.optimizer.lr,
             "optim/grad_norm": norm,
         }
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Build the optimizer."""
-        return build_optimizer(self.model, self.config.optimizer, fused_blocks(self.model))
+        optimizer = build_optimizer(self.model, self.config.optimizer, fused_blocks(self.model))
+        self._constants = [{**group, "params": None} for group in optimizer.param_groups]
+        return optimizer
+
+    def on_train_start(self) -> None:
+        """Let the configuration decide rates and decay, not the checkpoint that was just restored."""
+        for group, constants in zip(self.trainer.optimizers[0].param_groups, self._constants, strict=True):
+            group.update({name: value for name, value in constants.items() if name != "params"})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add counters and identity."""
@@ -149,34 +161,31 @@ def pretrain(config: PretrainConfig) -> int:
     Raises:
         InputError: something the user has to change; a run folder made for it is removed again.
     """
-    folder = Path(config.runs_dir) / str(config.name)
-    is_new = is_first_process() and not folder.exists()
-    try:
-        with logging_redirect_tqdm():
-            if is_first_process():
-                keep_config(config, folder)
-            corpus, model = prepare(config)
-            if is_first_process():
-                (folder / "tokenizer").mkdir(exist_ok=True)
-                corpus.tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
-            return train(config, folder, corpus, model)
-    except InputError:
-        if is_new:
-            shutil.rmtree(folder)
-        raise
+    resolve_precision(
+        config.trainer, resolve_accelerator(config.trainer)
+    )  # not only after hours of preparation
+    config = replace(config, logging=resolve_tracking(config.logging))
+    with run_folder(config) as folder:
+        corpus, model = prepare(config)
+        return train(config, folder, corpus, model)
 
 
 def prepare(config: PretrainConfig) -> tuple[Corpus, MaskedLM]:
     """Prepare the corpus and build the model that fits its vocabulary, or load the one to start from."""
-    tokenizer = replace(config.tokenizer, path=config.init) if config.init else config.tokenizer
-    corpus = prepare_corpus(config.data, tokenizer)
-    size = corpus.tokenizer.get_vocab_size()
     if config.init:
-        model = load_pretrained(config.init).train()
+        if config.model != ModelConfig():
+            log.warning("model.* is ignored: the shape is that of init=%s", config.init)
+        model = load_masked_lm(config.init).train()
+        size = load_tokenizer(config.init).get_vocab_size()
         model.config.check_fit(size, config.data.seq_len)
+        corpus = prepare_corpus(config.data, replace(config.tokenizer, path=config.init))
     else:
+        corpus = prepare_corpus(config.data, config.tokenizer)
+        size = corpus.tokenizer.get_vocab_size()
+        resolved = config.model.resolve(size, config.data.seq_len)
+        check_memory(resolved)
         torch.manual_seed(config.seed)
-        model = MaskedLM(config.model.resolve(size, config.data.seq_len))
+        model = MaskedLM(resolved)
     rule_out_unused_ids(model, size)
     if config.trainer.compile:
         model.compile()
@@ -201,6 +210,10 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
         module.load_state_dict(checkpoint.content["state_dict"])
         step = checkpoint.step
     else:
+        if is_first_process():
+            keep_config(config, folder)
+            (folder / "tokenizer").mkdir(exist_ok=True)
+            (folder / "tokenizer" / "tokenizer.json").write_text(corpus.tokenizer.to_str(pretty=True))
         (folder / "summary.json").unlink(missing_ok=True)
         trainer, budget, stop = assemble(config, folder, corpus, progress)
         data = PretrainDataModule(corpus, config, progress)
@@ -217,44 +230,50 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
     return 0
 
 
+def check_memory(config: ModelConfig) -> None:
+    """Refuse a model whose weights alone are larger than the memory of this machine."""
+    needed = 4 * total_parameters(config)
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
+        raise InputError(
+            f"a model of model.hidden_size={config.hidden_size} and model.num_hidden_layers="
+            f"{config.num_hidden_layers} needs {needed / 1e9:,.0f} GB for its weights alone; "
+            f"this machine has {available / 1e9:,.0f} GB"
+        )
+
+
 def assemble(
     config: PretrainConfig, folder: Path, corpus: Corpus, progress: Progress
 ) -> tuple[pl.Trainer, Budget, GracefulStop]:
     """Build the Trainer and its callbacks, which act in the order of the list."""
     clock = Clock(config, progress, corpus.train)
-    budget = Budget(config.trainer, progress, clock)
+    budget = Budget(config, progress, clock)
     stop = GracefulStop()
     callbacks: list[pl.Callback] = [
         clock,
         budget,
         Validation(config.trainer.val_every, progress, clock),
-        MetricsTable(folder / "metrics.csv", progress),
+        MetricsTable(folder / METRICS, progress),
+        FiniteCheck(config.trainer.save_every),
         stop,
         CheckpointSaver(folder / "checkpoints", config.trainer.save_every, clock),
         ProgressBar(progress),
     ]
-    return build_trainer(config.trainer, folder, callbacks, build_tracker(config, folder)), budget, stop
+    return (
+        build_trainer(config.trainer, folder, callbacks, build_tracker(config, config.logging, folder)),
+        budget,
+        stop,
+    )
 
 
 def identity_of(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> dict[str, Any]:
     """Return what two runs must share for one to go on with the other's checkpoint, in plain values."""
+    rows = ("seq_len", "packing", "validation_fraction", "max_validation_tokens")
     return {
         "corpus": corpus.store.folder.name,
         "tokenizer": tokenizer_digest(corpus.tokenizer),
         "seed": config.seed,
+        "optimizer.name": config.optimizer.name,
+        **{f"data.{name}": getattr(config.data, name) for name in rows},
         **{f"model.{name}": value for name, value in to_plain(model.config).items()},
     }
-
-
-def keep_config(config: PretrainConfig, folder: Path) -> None:
-    """Write the configuration into the run folder; an earlier, different one is kept and the change told."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path, new = folder / "config.yaml", folder / "config.new.yaml"
-    save_config(replace(config, resume=False), new)
-    before, after = ((p if p.exists() else new).read_text().splitlines() for p in (path, new))
-    if before != after:
-        kept = next(name for number in count(1) if not (name := folder / f"config-{number}.yaml").exists())
-        path.rename(kept)
-        changed = (line for line in difflib.ndiff(before, after) if line[0] in "+-")
-        log.info("resuming with another configuration than %s: %s", kept, ", ".join(changed))
-    new.replace(path)

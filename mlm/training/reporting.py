@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import csv
 import logging
+import netrc
 import os
 import secrets
+import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import lightning.pytorch as pl
 import torch
 from tqdm import tqdm
 
-from mlm.config.experiment import PretrainConfig
+from mlm.config.errors import InputError
+from mlm.config.experiment import RunConfig, is_first_process
 from mlm.config.parse import to_plain
+from mlm.config.training import LoggingConfig
 from mlm.training.callbacks import Progress, StepCallback
 
 log = logging.getLogger(__name__)
@@ -32,6 +38,10 @@ COLUMNS = [
     "optim/grad_norm",
     "throughput/tokens_per_second",
 ]
+CONNECT_TIMEOUT_S = 3.0
+"""How long the tracking server may take to answer at all."""
+INIT_TIMEOUT_S = 20.0
+"""How long it may take to open a run."""
 FLUSH_EVERY = 10
 """Steps whose numbers are fetched from the device together, so that the device is not asked at every step."""
 
@@ -88,12 +98,23 @@ class MetricsTable(StepCallback):
             for row in rows:
                 logger.log_metrics({name: row[name] for name in row if name != "step"}, step=int(row["step"]))
 
-    def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
-        """End the tracked run, so that the next one of this process is its own."""
-        if trainer.is_global_zero and trainer.loggers:
-            import wandb
+    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
+        """Write what was noted, and end the tracked run: after an error nobody else does."""
+        if trainer.is_global_zero:
+            self.flush(trainer)
+        end_tracking(trainer)
 
-            wandb.finish()
+    def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
+        """End the tracked run."""
+        end_tracking(trainer)
+
+
+def end_tracking(trainer: pl.Trainer) -> None:
+    """End the tracked run, so that the next one of this process is its own."""
+    if trainer.is_global_zero and trainer.loggers:
+        import wandb
+
+        wandb.finish()
 
 
 def _number(value: Any) -> Any:
@@ -149,32 +170,86 @@ class ProgressBar(StepCallback):
             self._bar.close()
 
 
-def build_tracker(config: PretrainConfig, folder: Path) -> Any:
-    """Return a Weights & Biases logger, or False when it is disabled.
+def resolve_tracking(config: LoggingConfig) -> LoggingConfig:
+    """Decide between online, offline and disabled, without a prompt and within seconds.
 
-    The run id is kept in the run folder, so that a resumed run goes on in the same tracked run. Offline
-    unless the user is logged in: there is never a prompt.
+    Raises:
+        InputError: online is asked for and cannot be had, or $WANDB_MODE is no mode.
     """
-    mode = os.environ.get("WANDB_MODE") or config.logging.wandb
-    if mode == "disabled":
+    wanted = os.environ.get("WANDB_MODE") or config.wandb
+    wanted = "offline" if wanted == "dryrun" else wanted
+    if wanted not in ("auto", "online", "offline", "disabled"):
+        raise InputError(f"WANDB_MODE={wanted} is none of online, offline, disabled")
+    if wanted in ("auto", "online"):
+        obstacle = _obstacle_to_tracking() if is_first_process() else "another process tracks"
+        if obstacle and wanted == "online":
+            raise InputError(f"logging.wandb=online: {obstacle}; take offline, and upload with `wandb sync`")
+        if obstacle and obstacle != NOT_LOGGED_IN:
+            log.warning("Weights & Biases: %s; tracking offline", obstacle)
+        wanted = "offline" if obstacle else "online"
+    return replace(config, wandb=wanted)  # type: ignore[arg-type]
+
+
+NOT_LOGGED_IN = "not logged in (wandb login)"
+
+
+def _obstacle_to_tracking() -> str | None:
+    """Return why a run cannot be tracked online, None if it can."""
+    import wandb
+
+    os.environ.setdefault("WANDB_SILENT", "true")
+    settings = wandb.setup().settings
+    server = urlsplit(settings.base_url)
+    has_key = settings.api_key or os.environ.get("WANDB_API_KEY") or _in_netrc(server.hostname)
+    if not has_key:
+        return NOT_LOGGED_IN
+    try:
+        port = server.port or (443 if server.scheme == "https" else 80)
+        socket.create_connection((server.hostname or "", port), CONNECT_TIMEOUT_S).close()
+        return None if wandb.login(prompt=False) else NOT_LOGGED_IN
+    except OSError:
+        return f"{server.hostname} cannot be reached"
+    except Exception as error:  # whatever is wrong with the key, it must not end the run
+        return " ".join(str(error).split())[:120]
+
+
+def _in_netrc(host: str | None) -> bool:
+    try:
+        return netrc.netrc().authenticators(host or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path) -> Any:
+    """Return a Weights & Biases logger, or False when this process does not track.
+
+    The run id is kept in the run folder, so that a resumed run goes on in the same tracked run.
+
+    Args:
+        config: stored with the run.
+        tracking: resolved by `resolve_tracking`.
+        folder: the run folder.
+    """
+    if tracking.wandb == "disabled" or not is_first_process():
         return False
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
     from lightning.pytorch.loggers import WandbLogger
 
-    if mode == "auto":
-        mode = "online" if wandb.login(prompt=False) else "offline"
     kept = folder / "wandb" / "run-id.txt"
     if not kept.exists():
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(secrets.token_hex(4))
-    return WandbLogger(
-        name=config.name,
-        project=config.logging.project,
+    run = wandb.init(
+        dir=folder,
         id=kept.read_text().strip(),
-        save_dir=str(folder),
-        offline=mode == "offline",
-        mode=mode,
+        name=config.name,
+        project=tracking.project,
         config=to_plain(config),
-        resume="allow" if mode == "online" else None,
+        mode="online" if tracking.wandb == "online" else "offline",
+        resume="allow" if tracking.wandb == "online" else None,
+        settings=wandb.Settings(init_timeout=INIT_TIMEOUT_S, silent=True),
     )
+    run.define_metric("trainer/global_step")
+    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    return WandbLogger(experiment=run)

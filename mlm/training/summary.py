@@ -45,12 +45,15 @@ def finish_run(
         "model_dir": str(folder / "model"),
         "stopped_by": reason,
     }
+    # A folder of this machine means nothing to whoever reads the card.
+    facts = {name: value for name, value in summary.items() if name != "model_dir"}
+    facts["sources"] = ", ".join(Path(source.path).name for source in config.data.sources)
     save_pretrained(
         folder / "model",
         model,
         corpus.tokenizer,
         model_max_length=config.data.seq_len,
-        card=model_card(str(config.name), model.config, summary, architecture_of(model.config)),
+        card=model_card(str(config.name), model.config, facts, architecture_of(model.config)),
     )
     plot_losses(read_metrics(folder / "metrics.csv"), folder / "plots" / "loss.png", corpus.unigram_entropy)
     write_summary(folder / "summary.json", summary)

@@ -39,6 +39,8 @@ def resolve_devices(config: TrainerConfig, accelerator: str) -> int:
 
 def resolve_precision(config: TrainerConfig, accelerator: str) -> str:
     """Return the arithmetic: bfloat16 where the hardware multiplies it faster than float32."""
+    if config.precision == "16-mixed" and accelerator == "cpu":
+        raise InputError("trainer.precision=16-mixed needs a GPU; on a CPU take bf16-mixed or 32-true")
     if config.precision != "auto":
         return config.precision
     has_bfloat16 = {
@@ -92,5 +94,6 @@ def quiet_lightning() -> None:
         ".*`isinstance\\(treespec, LeafSpec\\)`.*",
         ".*litlogger.*",
         ".*not been set for this class.*",
+        ".*smaller than the logging interval.*",
     ):
         warnings.filterwarnings("ignore", message=message)

@@ -144,7 +144,6 @@ def test_warmup_fits_the_run():
             {"global_batch_size": 8, "devices": 2, "num_nodes": 2, "micro_batch_size": 4},
             "x 4 device.*try 16 or 32",
         ),
-        ({"max_steps": None}, "the run has no end"),
         ({"max_time": "soon"}, "trainer.max_time=soon is not a duration"),
         ({"max_time": "0s"}, "trainer.max_time=0s must be above 0"),
     ],
@@ -252,3 +251,10 @@ def test_existing_run_folder_is_refused_by_the_first_process_only(tmp_path, monk
         config.check_files()
         monkeypatch.delenv(rank)
     PretrainConfig(name="mine", runs_dir=str(tmp_path), resume=True).check_files()
+
+
+def test_a_run_that_nobody_bounded_has_500_steps_and_one_with_another_bound_has_no_step_limit():
+    assert TrainerConfig().max_steps == 500
+    assert TrainerConfig(max_time="5m").max_steps is None
+    assert TrainerConfig(max_tokens=1000).max_steps is None
+    assert TrainerConfig(max_steps=7, max_time="5m").max_steps == 7

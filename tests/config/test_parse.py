@@ -10,6 +10,7 @@ import yaml
 from mlm.config.data import CorpusConfig, MaskingConfig, SourceConfig
 from mlm.config.experiment import EvaluateConfig, FillMaskConfig, PretrainConfig
 from mlm.config.files import config_folder
+from mlm.config.finetune import FinetuneConfig
 from mlm.config.keys import Keys, read_file
 from mlm.config.model import ModelConfig
 from mlm.config.parse import one_line_errors, parse_config, save_config, to_plain
@@ -63,6 +64,10 @@ def test_default_file_lists_every_key_and_equals_the_defaults():
 def test_every_shipped_file_parses(path):
     if path.parent.name == "pretrain":
         assert parse("--config", str(path)).name.startswith(path.stem)
+    elif path.parent.name == "finetune":
+        Path("config.json").write_text("{}")
+        config = parse("--config", str(path), "--model", ".", cls=FinetuneConfig)
+        assert config.name.startswith(path.stem)
     else:
         assert path.parent.name in Keys.of(PretrainConfig).groups, f"no test knows what {path} is"
         parse(f"--{path.parent.name}", str(path))
@@ -85,6 +90,7 @@ def test_bert_mini_is_the_classic_recipe():
         mlp_bias=True,
         head_bias=True,
         type_vocab_size=2,
+        pooling="cls_tanh",
         embedding_dropout=0.1,
         attention_dropout=0.1,
         hidden_dropout=0.1,
@@ -122,6 +128,7 @@ def test_scientific_numbers_in_yaml_and_as_flags():
 
 
 def test_yaml_words_keep_their_meaning():
+    Path("no/007").mkdir(parents=True)
     Path("x.yaml").write_text("name: 007\nruns_dir: no\nseed: 0010\nresume: yes\n")
     config = parse("-c", "x.yaml")
     assert (config.name, config.runs_dir, config.seed, config.resume) == ("007", "no", 10, True)

@@ -222,6 +222,7 @@ def test_duplicates_are_told_and_left_out_on_request(tmp_path, caplog):
     rows = prepare_evaluation(repeats(tmp_path, deduplicate="exact"), corpus.tokenizer)
     first = [REPEATS.index(text) for text in dict.fromkeys(REPEATS)]
     assert sorted(rows.table.pieces.starts.tolist()) == rows.store.documents.starts[first].tolist()
+    assert rows.num_bytes == sum(len(text.encode()) for text in set(REPEATS))
 
 
 def test_a_copy_in_another_source_is_left_out(tmp_path, documents):

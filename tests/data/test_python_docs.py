@@ -19,7 +19,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from mlm.data import python_docs
-from mlm.data.python_docs import extract_prose, python_docs_digest, python_files, read_files, read_python_docs
+from mlm.data.python_docs import (
+    extract_prose,
+    python_docs_digest,
+    python_files,
+    read_files,
+    read_package_docs,
+    read_python_docs,
+)
 
 NUMPYDOC = """Return the sum of the elements along the
 given axis, as a new array of the same type.
@@ -271,6 +278,8 @@ def test_installation_is_read_topics_first_and_missing_packages_are_skipped(
     documents = list(read_python_docs(processes=1))
     assert documents[:2] == [f"{sentence(200)}\n{sentence(201)}", sentence(306)]
     assert documents[2:] == list(read_files(python_files(package), processes=1))
+    packages = [package for package, _ in read_package_docs(processes=1)]
+    assert packages == ["python"] * 2 + ["fake_package"] * (len(documents) - 2)
 
 
 def test_first_documents_of_this_installation_are_prose_about_python() -> None:

@@ -95,10 +95,21 @@ def test_the_command_prints_and_writes_the_scores(model_folder, tmp_path, docume
     assert np.isfinite(facts["perplexity"])
 
 
-def test_rows_longer_than_the_model_are_refused(model_folder, tmp_path, capsys):
+def test_rows_are_no_longer_than_the_model_reads(model_folder, tmp_path, documents, capsys):
+    """The default row length is 128; this model reads 64."""
     text = tmp_path / "text.txt"
-    text.write_text("the lamp\n")
+    text.write_text("\n".join(documents[:9]))
+    printed = []
+    for options in ([], ["--data.seq_len", "64"]):
+        main(["evaluate", "--model", str(model_folder), "--data.sources", str(text), *options])
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+
+
+def test_text_of_which_no_token_is_known_is_refused(model_folder, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("\u4e16\u754c \u4f60\u597d\n")
     with pytest.raises(SystemExit) as stop:
         main(["evaluate", "--model", str(model_folder), "--data.sources", str(text)])
     assert stop.value.code == 2
-    assert "max_position_embeddings=64" in capsys.readouterr().err
+    assert "knows no token" in capsys.readouterr().err

@@ -48,3 +48,15 @@ def test_card_of_our_own_format_names_our_loader():
     card = model_card("novels", CONFIG, {}, "MaskedLM")
     assert 'load_pretrained("novels")' in card
     assert "transformers" in yaml.safe_load(card.split("---")[1])["library_name"]
+
+
+def test_card_of_a_classifier_names_its_classes():
+    labels = [f"class {number}" for number in range(30)]
+    card = model_card("reviews", CONFIG, FACTS, "ModernBertForSequenceClassification", labels)
+    assert ModelCard(card).data.pipeline_tag == "text-classification"
+    assert "It gives: class 0, class 1," in card
+    assert "class 19, ...." in card
+    assert "ModernBertForSequenceClassification.from_pretrained" in card
+    assert "| head | 782 |" in card  # 16 x 16 dense, 16 norm, 30 x (16 + 1) classifier
+    own = model_card("reviews", CONFIG, FACTS, "SequenceClassifier", labels)
+    assert 'load_pretrained("reviews")' in own

@@ -11,7 +11,7 @@ from torch import nn
 from mlm.config.model import ModelConfig
 from mlm.model import MaskedLM, fused_blocks
 from mlm.model.attention import SelfAttention, attend_by_kernel, attend_by_matmul
-from mlm.model.positions import document_bias
+from mlm.model.positions import distance_bias, document_bias
 
 MASK = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]])
 
@@ -20,10 +20,18 @@ def states(*shape: int) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(3, *shape, requires_grad=True) for _ in range(3))
 
 
-@pytest.mark.parametrize("masked", [True, False])
-def test_both_ways_equal(masked):
-    bias = document_bias(MASK, torch.float32) if masked else None
-    inputs = states(2, 6, 4)
+NEAR = distance_bias(torch.arange(6), 3, True, torch.float32)
+BIASES = {
+    "none": None,
+    "documents": document_bias(MASK, torch.float32),
+    "near and before": NEAR,
+    "both": document_bias(MASK, torch.float32) + NEAR,
+}
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_both_ways_equal(name):
+    bias, inputs = BIASES[name], states(2, 6, 4)
     outputs, gradients = [], []
     for attend in (attend_by_matmul, attend_by_kernel):
         output = attend(*inputs, bias, 0.0)
@@ -35,8 +43,9 @@ def test_both_ways_equal(masked):
 
 
 @pytest.mark.gpu
-def test_kernel_equals_matmul_on_gpu():
-    bias = document_bias(MASK, torch.float32).cuda()
+@pytest.mark.parametrize("name", BIASES)
+def test_kernel_equals_matmul_on_gpu(name):
+    bias = None if BIASES[name] is None else BIASES[name].cuda()
     inputs = [state.detach().cuda() for state in states(2, 6, 8)]
     by_matmul, by_kernel = (attend(*inputs, bias, 0.0) for attend in (attend_by_matmul, attend_by_kernel))
     torch.testing.assert_close(by_matmul, by_kernel, atol=1e-5, rtol=0)

@@ -33,7 +33,26 @@ CLASSIC = replace(
     head_bias=True,
 )
 MIXED = replace(MODERN, position_embedding="learned", first_attention_norm=True)
-CONFIGS = {"modern": MODERN, "classic": CLASSIC, "mixed": MIXED}
+LOCAL = {"global_attn_every_n_layers": 2, "local_attention": 4}
+LOCAL_CONFIGS = {
+    "local": replace(MODERN, **LOCAL, local_rotary_theta=50.0),
+    "local, fixed positions": replace(CLASSIC, **LOCAL, position_embedding="sinusoidal"),
+    "local, no positions": replace(MIXED, **LOCAL, position_embedding="none"),
+}
+CAUSAL_CONFIGS = {
+    "causal": replace(MODERN, attention="causal"),
+    "causal, local, learned positions": replace(MIXED, **LOCAL, attention="causal", position_offset=2),
+}
+CONFIGS = {
+    "modern": MODERN,
+    "classic": CLASSIC,
+    "mixed": MIXED,
+    "fixed positions": replace(CLASSIC, position_embedding="sinusoidal"),
+    "no positions": replace(CLASSIC, position_embedding="none", activation="relu"),
+    "offset": replace(CLASSIC, position_offset=2, final_norm=True, type_vocab_size=0),
+    "rmsnorm": replace(MODERN, norm="rmsnorm", activation="swiglu", embedding_norm=False),
+    "narrow tables": replace(CLASSIC, embedding_size=8),
+}
 
 
 def encoder(config: ModelConfig) -> Encoder:
@@ -41,9 +60,12 @@ def encoder(config: ModelConfig) -> Encoder:
     return MaskedLM(replace(config, initializer_range=0.3)).eval().encoder
 
 
-@pytest.fixture(params=CONFIGS)
+ALL = {**CONFIGS, **LOCAL_CONFIGS, **CAUSAL_CONFIGS}
+
+
+@pytest.fixture(params=ALL)
 def model(request) -> Encoder:
-    return encoder(CONFIGS[request.param])
+    return encoder(ALL[request.param])
 
 
 def close(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -103,13 +125,69 @@ def test_rotary_ignores_a_common_shift():
     assert not close(model(ids.flip(1)).flip(1), model(ids))
 
 
-def test_every_token_sees_both_sides(model):
-    ids = torch.randint(1, 40, (1, 8))
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_token_sees_both_sides(name):
+    model, ids = encoder(CONFIGS[name]), torch.randint(1, 40, (1, 8))
     before = model(ids)
     for changed in (0, 7):
         other = ids.clone()
         other[0, changed] = 0
         assert ((model(other) - before).abs().amax(-1) > 1e-4).all()
+
+
+@pytest.mark.parametrize("name", [*LOCAL_CONFIGS, "causal, local, learned positions"])
+def test_local_layers_see_the_window_only(name):
+    config = ALL[name]
+    ids = torch.randint(1, 40, (1, 12))
+    changed = ids.clone()
+    changed[0, 5] = 0
+    # One layer is global; alone, or followed by a local one, it shows what each of the two lets through.
+    one, two = (encoder(replace(config, num_hidden_layers=n)) for n in (1, 2))
+    assert ((one(changed) - one(ids)).abs().amax(-1)[0, 5:] > 1e-4).all()
+    two.is_local = [True, True]
+    seen = (two(changed) - two(ids)).abs().amax(-1)[0] > 1e-6
+    assert seen.nonzero().flatten().tolist() == list(range(5 if config.attention == "causal" else 1, 10))
+
+
+def test_local_layers_turn_by_their_own_theta():
+    config = replace(MODERN, **LOCAL, local_rotary_theta=50.0)
+    ids = torch.randint(40, (1, 9))
+    assert not close(encoder(config)(ids), encoder(replace(config, local_rotary_theta=10000.0))(ids))
+    every = replace(config, global_attn_every_n_layers=1)  # there are no local layers: the window is not used
+    assert close(encoder(every)(ids), encoder(replace(every, local_rotary_theta=1.0, local_attention=1))(ids))
+
+
+def test_wide_window_is_full_attention():
+    ids = torch.randint(40, (2, 9))
+    wide = replace(MODERN, global_attn_every_n_layers=2, local_attention=16)
+    assert close(encoder(wide)(ids), encoder(MODERN)(ids))
+    assert not close(encoder(replace(wide, local_attention=14))(ids), encoder(MODERN)(ids))
+
+
+def test_first_position_takes_the_row_of_the_offset():
+    model, plain = encoder(replace(CLASSIC, position_offset=2)), encoder(CLASSIC)
+    assert model.embeddings.position.weight.shape == (66, 16)
+    state = model.state_dict()
+    state["embeddings.position.weight"] = state["embeddings.position.weight"][2:]
+    plain.load_state_dict(state)
+    ids, mask = torch.randint(40, (1, 64)), torch.tensor([[1] * 30 + [2] * 34])
+    assert close(model(ids, mask), plain(ids, mask))
+
+
+def test_fixed_positions_are_not_trained():
+    model = encoder(CONFIGS["fixed positions"])
+    model(torch.randint(40, (1, 9))).square().sum().backward()
+    assert model.embeddings.position.weight.grad is None
+    assert model.embeddings.token.weight.grad is not None
+
+
+def test_narrow_tables_are_projected():
+    embeddings = encoder(CONFIGS["narrow tables"]).embeddings
+    ids, positions = torch.randint(40, (2, 5)), torch.arange(5)[None]
+    tables = (embeddings.token(ids), embeddings.position(positions), embeddings.token_type.weight[0])
+    expected = embeddings.norm(sum(tables)) @ embeddings.projection.weight.T + embeddings.projection.bias
+    torch.testing.assert_close(embeddings(ids, positions), expected)
+    assert embeddings(ids, positions).shape == (2, 5, 16)
 
 
 def test_token_types_shift_the_classic_encoder():
@@ -126,6 +204,16 @@ def test_norms_stand_where_the_layout_says():
     assert all(isinstance(m.layers[0].attention_norm, nn.LayerNorm) for m in (classic, mixed))
     assert isinstance(modern.final_norm, nn.LayerNorm)
     assert isinstance(classic.final_norm, nn.Identity)
+    final = encoder(replace(CLASSIC, final_norm=True))
+    assert isinstance(final.final_norm, nn.LayerNorm)
+    bare = encoder(replace(MODERN, embedding_norm=False, final_norm=False))
+    assert isinstance(bare.embeddings.norm, nn.Identity)
+    assert isinstance(bare.final_norm, nn.Identity)
+    rms = encoder(replace(MODERN, norm="rmsnorm"))
+    assert {type(module) for name, module in rms.named_modules() if name.endswith("norm")} == {
+        nn.RMSNorm,
+        nn.Identity,
+    }
 
 
 def test_too_long_row_is_refused(model):

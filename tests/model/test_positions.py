@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
 from mlm.config.model import ModelConfig
-from mlm.model.positions import RotaryEmbedding, apply_rotary, document_bias, document_positions
+from mlm.model.positions import (
+    RotaryEmbedding,
+    apply_rotary,
+    distance_bias,
+    document_bias,
+    document_positions,
+    sinusoids,
+)
 
 MASKS = {
     "one document": [1, 1, 1, 1, 1],
@@ -33,6 +42,36 @@ def test_bias_joins_equal_numbers_only(name):
     bias = document_bias(torch.tensor([row]), torch.float32)[0, 0]
     by_hand = [[0.0 if left == right else float("-inf") for right in row] for left in row]
     assert bias.tolist() == by_hand
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 5, 6, 100])
+@pytest.mark.parametrize("causal", [False, True])
+def test_distance_bias_hides_what_is_far_or_ahead(window, causal):
+    bias = distance_bias(torch.arange(7), window, causal, torch.bfloat16)
+    assert bias.dtype == torch.bfloat16
+    for place in range(7):
+        for other in range(7):
+            hidden = window is not None and abs(place - other) > window // 2
+            hidden = hidden or (causal and other > place)
+            assert bias[place, other].item() == (float("-inf") if hidden else 0.0)
+
+
+def test_sinusoids_equal_the_formula():
+    table = sinusoids(50, 6)
+    for row in (0, 1, 49):
+        for pair in range(3):
+            angle = row / 10000 ** (2 * pair / 6)
+            found = table[row, 2 * pair : 2 * pair + 2].tolist()
+            assert found == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-5)
+
+
+def test_local_rotation_has_its_own_theta():
+    config = ModelConfig(hidden_size=16, num_attention_heads=2, rotary_theta=777.0, local_rotary_theta=55.0)
+    positions = torch.arange(6)[None]
+    for local, theta in ((False, 777.0), (True, 55.0)):
+        found = RotaryEmbedding(config)(positions, torch.float32, local)
+        for part, expected in zip(found, rotary(theta)(positions, torch.float32), strict=True):
+            assert torch.equal(part, expected)
 
 
 def test_boolean_mask_is_one_document():

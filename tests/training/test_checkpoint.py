@@ -4,12 +4,13 @@ import pickle
 import pytest
 import torch
 
-from mlm.training.checkpoint import AtomicCheckpointIO, checkpoint_path, find_checkpoint
+from mlm.training.checkpoint import NEEDED, AtomicCheckpointIO, checkpoint_path, find_checkpoint
 
 
 def save(folder, step):
     AtomicCheckpointIO().save_checkpoint(
-        {"global_step": step, "progress": {}, "x": torch.ones(100)}, checkpoint_path(folder, step)
+        {**{key: {} for key in NEEDED}, "global_step": step, "x": torch.ones(100)},
+        checkpoint_path(folder, step),
     )
 
 
@@ -30,6 +31,7 @@ def test_broken_files_are_skipped_with_a_warning(tmp_path, caplog, content):
     path.write_bytes(path.read_bytes()[:300] if content is None else content)
     assert find_checkpoint(tmp_path).path == checkpoint_path(tmp_path, 1)
     assert str(path) in caplog.text
+    assert path.with_name(f"{path.name}.broken").exists()  # set aside, not lost
 
 
 class Code:

@@ -265,13 +265,46 @@ def test_a_longer_run_goes_on_with_the_schedule_of_its_new_length(tiny):
         ({"model": {"hidden_size": 64}}, "model.hidden_size"),
         ({"data": {"max_documents": 250}}, "corpus"),
         ({"seed": 1}, "seed"),
+        ({"optimizer": MUON}, "optimizer.name"),
+        ({"data": {"packing": "concat"}}, "data.packing"),
+        ({"data": {"validation_fraction": 0.5}}, "data.validation_fraction"),
     ],
 )
 def test_resuming_something_else_is_refused_by_name(tiny, change, name):
     config = tiny()
     pretrain(config)
+    before = (folder_of(config) / "config.yaml").read_bytes()
     with pytest.raises(InputError, match=f"cannot resume: {name}"):
         pretrain(tiny(resume=True, trainer={"max_steps": 12}, **change))
+    assert (folder_of(config) / "config.yaml").read_bytes() == before
+
+
+def test_another_learning_rate_on_resume_is_used_and_told(tiny, caplog):
+    config = tiny(schedule=ScheduleConfig(name="constant", warmup_steps=0))
+    pretrain(config)
+    longer = replace(config.trainer, max_steps=10)
+    faster = replace(config.optimizer, lr=1e-6)
+    before = weights(config)
+    with caplog.at_level("INFO"):
+        pretrain(replace(config, resume=True, trainer=longer, optimizer=faster))
+    assert "lr: 1.0e-06" in caplog.text
+    assert column(config, "optim/lr")[8:] == [1e-6, 1e-6]
+    assert_equal_weights(weights(config), before, atol=1e-5, rtol=0)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_reaches_no_checkpoint(tiny):
+    config = tiny(optimizer={"lr": 1e30, "clip_norm": 0.0}, trainer={"max_steps": 20, "save_every": 2})
+    with pytest.raises(InputError, match=r"not finite.*step \d+.*learning rate"):
+        pretrain(config)
+    for path in (folder_of(config) / "checkpoints").glob("*.ckpt"):
+        tensors = torch.load(path, weights_only=True)["state_dict"].values()
+        assert all(tensor.isfinite().all() for tensor in tensors)
+    assert metrics(config)
+
+
+def test_a_model_larger_than_the_memory_is_refused(tiny):
+    with pytest.raises(InputError, match=r"hidden_size=10000000 .* GB"):
+        pretrain(tiny(model={"hidden_size": 10_000_000, "intermediate_size": 10}))
 
 
 def test_a_folder_without_a_checkpoint_starts_at_step_0_and_says_so(tiny, caplog):

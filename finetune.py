@@ -1,0 +1,26 @@
+"""Fine-tune an encoder on labelled texts: `python finetune.py`, or `python finetune.py --help`.
+
+Reading order: mlm/training/finetuning.py, mlm/model/heads.py, mlm/data/labelled.py, mlm/data/examples.py.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from mlm.config.finetune import FinetuneConfig
+from mlm.config.parse import log_to_stderr, one_line_errors, parse_config
+
+
+def main() -> int:
+    """Run what the command line asks for and return the exit status."""
+    config = parse_config(FinetuneConfig, prog="finetune.py")
+    log_to_stderr()
+    with one_line_errors("finetune.py"):
+        from mlm.training.finetuning import finetune  # only now: a mistake is told before torch is imported
+
+        status = finetune(config)
+    return status or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

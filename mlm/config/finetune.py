@@ -1,0 +1,261 @@
+"""Fine-tuning on labelled files, and prediction: what the two commands can be told.
+
+Groups whose defaults differ from pretraining's are subclasses, so that `--help` and YAML show the right ones.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from mlm.config.errors import InputError, require
+from mlm.config.experiment import RunConfig, check_model_folder
+from mlm.config.training import LoggingConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
+
+LabelType = Literal["classification", "regression"]
+
+
+def newest_pretrained_model(runs_dir: str) -> str:
+    """Return the model folder of the pretraining run that finished last.
+
+    Raises:
+        InputError: there is none; says what makes one.
+    """
+    finished = [path for path in Path(runs_dir).glob("*/summary.json") if _is_pretraining(path)]
+    if not finished:
+        raise InputError(
+            f"model=null: {runs_dir} holds no finished pretraining run; run train.py first, "
+            "or name a model folder with --model"
+        )
+    return str(max(finished, key=lambda path: path.stat().st_mtime_ns).parent / "model")
+
+
+def _is_pretraining(summary: Path) -> bool:
+    """Tell the run of an encoder, with a model to start from, from one that fine-tuned it."""
+    try:
+        facts = json.loads(summary.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    has_model = (summary.parent / "model" / "config.json").is_file()
+    return has_model and isinstance(facts, dict) and "task" not in facts
+
+
+def check_text_file(key: str, path: str) -> None:
+    """Check that a file is there.
+
+    Raises:
+        InputError: it is not; says where it was looked for.
+    """
+    require(Path(path).is_file(), key, path, f"is no file; looked in {os.getcwd()}")
+
+
+def check_encoding(key: str, encoding: str) -> None:
+    """Check that Python can decode it.
+
+    Raises:
+        InputError: it cannot.
+    """
+    try:
+        codecs.lookup(encoding)
+    except (LookupError, ValueError):
+        raise InputError(f"{key}={encoding} is no encoding that Python knows; try utf-8 or latin-1") from None
+
+
+@dataclass
+class LabelledConfig:
+    """Labelled texts."""
+
+    train: str | None = None
+    """Labelled csv, tsv, jsonl, json or parquet file; null: which package a docstring is from."""
+    validation: str | None = None
+    """Labelled file to score every epoch; null: a part held out of train."""
+    test: str | None = None
+    """File to predict at the end, and to score if it has labels."""
+    text_column: str = "text"
+    """Column of the text."""
+    text_pair_column: str | None = None
+    """Column of a second text; null: single texts."""
+    label_column: str = "label"
+    """Column of the label."""
+    label_type: LabelType = "classification"
+    """A label is the name of a class, or a number to come close to."""
+    encoding: str = "utf-8"
+    """Text encoding of the files."""
+    validation_fraction: float = 0.1
+    """Share of train held out without a validation file, chosen by a hash of the text."""
+    max_length: int | None = None
+    """Most tokens of an example, special ones included; null: the longest, as far as the model reads."""
+
+    def __post_init__(self) -> None:
+        for name in ("train", "validation", "test"):
+            path = getattr(self, name)
+            setattr(self, name, path and os.path.expanduser(path))
+        for name in ("validation", "test"):
+            needless = self.train is None and getattr(self, name) is not None
+            require(not needless, f"data.{name}", getattr(self, name), "needs data.train beside it")
+        check_encoding("data.encoding", self.encoding)
+        fraction, longest = self.validation_fraction, self.max_length
+        require(0 < fraction < 1, "data.validation_fraction", fraction, "must lie in (0, 1)")
+        require(longest is None or longest >= 8, "data.max_length", longest, "must be at least 8, or null")
+
+    def check_files(self) -> None:
+        """Check that the files named are there."""
+        for name in ("train", "validation", "test"):
+            if getattr(self, name) is not None:
+                check_text_file(f"data.{name}", getattr(self, name))
+
+
+@dataclass
+class HeadConfig:
+    """What is put on the encoder."""
+
+    pooling: Literal["cls", "mean"] = "cls"
+    """A text is the vector of its first token, or the mean over its tokens."""
+    dropout: float = 0.1
+    """Dropout before the classifier, in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.dropout < 1, "head.dropout", self.dropout, "must lie in [0, 1)")
+
+
+@dataclass
+class FinetuneOptimizerConfig(OptimizerConfig):
+    """Optimizer and gradient clipping."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """AdamW, or Muon for the hidden matrices and AdamW for the rest."""
+    lr: float = 3e-4
+    """Peak learning rate, for small encoders; a hundred million parameters take 2e-5 to 8e-5."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Decay of AdamW's first and second moment."""
+    eps: float = 1e-6
+    """Added to the root of AdamW's second moment."""
+
+
+@dataclass
+class FinetuneScheduleConfig(ScheduleConfig):
+    """Learning rate over the optimizer steps."""
+
+    name: Literal["linear", "cosine", "wsd", "constant"] = "linear"
+    """After the warm-up; wsd: constant, then decay."""
+    warmup_fraction: float = 0.06
+    """Share of the run spent warming up, in [0, 1)."""
+
+
+@dataclass
+class FinetuneTrainerConfig:
+    """Epochs, batch and device."""
+
+    max_epochs: int = 3
+    """Times that every example is trained on."""
+    batch_size: int = 32
+    """Examples per optimizer step."""
+    keep: Literal["last", "best"] = "last"
+    """The model kept: after the last epoch, or the best one by validation."""
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
+    """Arithmetic; auto: bf16-mixed where the hardware has it, else 32-true."""
+    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
+    """Kind of device; auto: the best one there is."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_epochs", "batch_size"):
+            value = getattr(self, name)
+            require(value > 0, f"trainer.{name}", value, "must be at least 1")
+
+    def on_one_device(self, steps: int) -> TrainerConfig:
+        """Return the same in the terms of pretraining's trainer."""
+        return TrainerConfig(
+            max_steps=steps,
+            global_batch_size=self.batch_size,
+            devices=1,
+            precision=self.precision,
+            accelerator=self.accelerator,
+        )
+
+
+@dataclass
+class FinetuneConfig(RunConfig):
+    """Fine-tune an encoder on labelled texts.
+
+    Example: python finetune.py --model runs/first/model --data.train reviews.csv --data.label_column stars
+    """
+
+    default_stem: ClassVar[str] = "finetune"
+    resumable: ClassVar[bool] = False
+
+    seed: int = 0
+    """Decides the new head, order of examples and dropout."""
+    resume: bool = False
+    """Not offered by this command."""
+    model: str | None = None
+    """Model folder to start from; null: the newest finished pretraining run in runs_dir."""
+    data: LabelledConfig = field(default_factory=LabelledConfig)
+    """Labelled texts."""
+    head: HeadConfig = field(default_factory=HeadConfig)
+    """What is put on the encoder."""
+    optimizer: FinetuneOptimizerConfig = field(default_factory=FinetuneOptimizerConfig)
+    """Optimizer and gradient clipping."""
+    schedule: FinetuneScheduleConfig = field(default_factory=FinetuneScheduleConfig)
+    """Learning rate over the steps."""
+    trainer: FinetuneTrainerConfig = field(default_factory=FinetuneTrainerConfig)
+    """Epochs, batch and device."""
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    """Where metrics go."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.model = self.model and os.path.expanduser(self.model)
+
+    def check_files(self) -> None:
+        """Check that everything named is there and the run folder is not; choose a model if none is named."""
+        processes = os.environ.get("WORLD_SIZE", "1")
+        require(processes == "1", "WORLD_SIZE", processes, "fine-tuning runs in one process; start only one")
+        self.check_run()
+        self.model = self.model or newest_pretrained_model(self.runs_dir)
+        check_model_folder("model", self.model)
+        self.data.check_files()
+
+
+@dataclass
+class PredictConfig:
+    """Label the texts of a file with a fine-tuned model.
+
+    Example: mlm predict --model runs/reviews/model --input new.csv --output labels.csv
+    """
+
+    model: str
+    """Model folder that `mlm finetune` wrote."""
+    input: str
+    """csv, tsv, jsonl, json or parquet file; labels in it are not looked at."""
+    output: str
+    """CSV file to write: row, label, and a column of probabilities for each class."""
+    text_column: str = "text"
+    """Column of the text."""
+    text_pair_column: str | None = None
+    """Column of the second text; null: single texts."""
+    id_column: str | None = None
+    """Column copied to the output as row; null: the number of the row, from 1."""
+    encoding: str = "utf-8"
+    """Text encoding of the input."""
+    max_length: int | None = None
+    """Most tokens of an example, special ones included; null: the longest, as far as the model reads."""
+    batch_size: int = 64
+    """Examples per pass."""
+
+    def __post_init__(self) -> None:
+        self.model, self.input, self.output = map(os.path.expanduser, (self.model, self.input, self.output))
+        check_encoding("encoding", self.encoding)
+        longest = self.max_length
+        require(longest is None or longest >= 8, "max_length", longest, "must be at least 8, or null")
+        require(self.batch_size > 0, "batch_size", self.batch_size, "must be at least 1")
+
+    def check_files(self) -> None:
+        """Check that model and input are there, and a folder for the output."""
+        check_model_folder("model", self.model)
+        check_text_file("input", self.input)
+        folder = Path(self.output).absolute().parent
+        require(folder.is_dir(), "output", self.output, f"cannot be written: there is no folder {folder}")

@@ -1,0 +1,98 @@
+"""Scores of predictions over a whole set; each is defined whatever the predictions and labels are.
+
+- everything about classes comes from one confusion matrix, so that nothing is ever averaged over batches
+- where a formula would divide by 0 (constant predictions, one class only) the score is 0, as in scikit-learn
+
+C classes, N examples.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+def confusion_matrix(labels: Ints, predictions: Ints, num_classes: int) -> Ints:
+    """Return how often each label (row) was predicted as each class (column), (C, C).
+
+    Args:
+        labels: (N,) in [0, C).
+        predictions: (N,) in [0, C).
+        num_classes: C.
+    """
+    cells = np.bincount(labels * num_classes + predictions, minlength=num_classes**2)
+    return cells.reshape(num_classes, num_classes)
+
+
+def accuracy(confusion: Ints) -> float:
+    """Return the share of the examples that are predicted right; 0 without examples."""
+    return float(np.trace(confusion) / max(confusion.sum(), 1))
+
+
+def f1(confusion: Ints) -> float:
+    """Return the harmonic mean of precision and recall of class 1, the other class being the background."""
+    right = int(confusion[1, 1])
+    both = int(confusion[1].sum() + confusion[:, 1].sum())
+    return 2 * right / both if both else 0.0
+
+
+def matthews_correlation(confusion: Ints) -> float:
+    """Return the correlation of labels and predictions, for any number of classes.
+
+    Gorodkin 2004 (doi:10.1016/j.compbiolchem.2004.09.006); for two classes it is Matthews' coefficient.
+    """
+    counts = confusion.astype(np.float64)
+    total, of_label, of_prediction = counts.sum(), counts.sum(1), counts.sum(0)
+    covariance = np.trace(counts) * total - of_label @ of_prediction
+    variances = (total**2 - of_label @ of_label) * (total**2 - of_prediction @ of_prediction)
+    return float(covariance / math.sqrt(variances)) if variances > 0 else 0.0
+
+
+def pearson(targets: Floats, predictions: Floats) -> float:
+    """Return the linear correlation of two series (N,); 0 if one is constant or not finite."""
+    if len(targets) < 2 or (targets == targets[0]).all() or (predictions == predictions[0]).all():
+        return 0.0
+    with np.errstate(all="ignore"):
+        x, y = targets - targets.mean(), predictions - predictions.mean()
+        value = float((x / np.linalg.norm(x)) @ (y / np.linalg.norm(y)))
+    return min(max(value, -1.0), 1.0) if math.isfinite(value) else 0.0
+
+
+def spearman(targets: Floats, predictions: Floats) -> float:
+    """Return the correlation of the ranks of two series (N,); 0 if one is constant or not finite."""
+    if not (np.isfinite(targets).all() and np.isfinite(predictions).all()):
+        return 0.0
+    return pearson(_ranks(targets), _ranks(predictions))
+
+
+def _ranks(values: Floats) -> Floats:
+    """Return the rank of each value from 1; equal values share the mean of their ranks."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+
+
+def task_metrics(
+    label_type: Literal["classification", "regression"], labels: npt.NDArray[np.generic], logits: Floats
+) -> dict[str, float]:
+    """Return the scores of a model's outputs, the one that ranks epochs first.
+
+    Args:
+        label_type: what the labels are.
+        labels: (N,) ids of classes, or numbers.
+        logits: (N, C), for numbers (N, 1).
+    """
+    if label_type == "regression":
+        targets, scores = labels.astype(np.float64), logits[:, 0].astype(np.float64)
+        return {"pearson": pearson(targets, scores), "spearman": spearman(targets, scores)}
+    num_classes = logits.shape[1]
+    confusion = confusion_matrix(labels.astype(np.int64), logits.argmax(1), num_classes)
+    scores_of_classes = {"accuracy": accuracy(confusion)}
+    if num_classes == 2:
+        scores_of_classes["f1"] = f1(confusion)
+    return scores_of_classes | {"matthews_correlation": matthews_correlation(confusion)}

@@ -1,0 +1,98 @@
+"""The folder of a run: made for one process alone, removed again when nothing was trained in it."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from mlm.config.errors import InputError
+from mlm.config.experiment import RUN_NAME, RunConfig, is_first_process
+from mlm.config.parse import save_config
+
+METRICS = "metrics.csv"
+"""Written from the first step on: a folder that has it is never removed."""
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def run_folder(config: RunConfig) -> Iterator[Path]:
+    """Make or reopen the folder of a run and lend it; what is logged meanwhile goes above the progress bars.
+
+    A new folder gets its configuration at once. If an error ends the run before training began, what was made
+    here is removed.
+
+    Raises:
+        InputError: another process has it.
+    """
+    runs_dir, is_new_place = Path(config.runs_dir), not Path(config.runs_dir).exists()
+    if not is_first_process():  # the first one did all this
+        yield runs_dir / str(config.name)
+        return
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    folder = _make(runs_dir, config)
+    try:
+        with _locked(folder), logging_redirect_tqdm():
+            if not (folder / "config.yaml").exists():
+                keep_config(config, folder)
+            yield folder
+    except Exception:
+        if not config.resume and not (folder / METRICS).exists():
+            shutil.rmtree(folder)
+            if is_new_place:
+                with suppress(OSError):  # somebody else put something there
+                    runs_dir.rmdir()
+        raise
+
+
+def _make(runs_dir: Path, config: RunConfig) -> Path:
+    """Make the folder; of two runs that chose the same time as their name, the later gets a number."""
+    if config.resume:
+        (runs_dir / str(config.name)).mkdir(exist_ok=True)
+        return runs_dir / str(config.name)
+    chosen_by_us = re.search(r"-\d{8}-\d{6}(-\d+)?$", str(config.name))
+    first = str(config.name)
+    for number in count(2):
+        with suppress(FileExistsError):
+            (runs_dir / str(config.name)).mkdir()
+            os.environ[RUN_NAME] = str(config.name)
+            return runs_dir / str(config.name)
+        if not chosen_by_us:
+            break
+        config.name = f"{first}-{number}"
+    raise InputError(f"the run folder {runs_dir / first} exists; take another --name, or go on with --resume")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise InputError(f"another process is running in {folder}") from None
+    with lock:
+        yield
+
+
+def keep_config(config: RunConfig, folder: Path) -> None:
+    """Write the configuration into the run folder; an earlier, different one is kept and the change told."""
+    path, new = folder / "config.yaml", folder / "config.new.yaml"
+    save_config(replace(config, resume=False), new)
+    before, after = ((p if p.exists() else new).read_text().splitlines() for p in (path, new))
+    if before != after:
+        kept = next(name for number in count(1) if not (name := folder / f"config-{number}.yaml").exists())
+        path.rename(kept)
+        changed = (line for line in difflib.ndiff(before, after) if line[0] in "+-")
+        log.info("resuming with another configuration than %s: %s", kept, ", ".join(changed))
+    new.replace(path)

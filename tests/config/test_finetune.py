@@ -1,0 +1,166 @@
+"""The configuration of fine-tuning and prediction: what is refused, and which model is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mlm.config.errors import InputError
+from mlm.config.files import config_folder
+from mlm.config.finetune import (
+    FinetuneConfig,
+    FinetuneTrainerConfig,
+    HeadConfig,
+    LabelledConfig,
+    PredictConfig,
+    newest_pretrained_model,
+)
+from mlm.config.keys import Keys, read_file
+from mlm.config.parse import parse_config, save_config, to_plain
+from mlm.config.training import OptimizerConfig
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def make_run(name, facts, model=True, age=0):
+    folder = Path("runs") / name
+    (folder / "model").mkdir(parents=True)
+    if model:
+        (folder / "model" / "config.json").write_text("{}")
+    summary = folder / "summary.json"
+    summary.write_text(facts if isinstance(facts, str) else json.dumps(facts))
+    os.utime(summary, (1e9 - age, 1e9 - age))
+
+
+def test_newest_finished_pretraining_run_is_taken():
+    make_run("old", {"val_loss": 2.0}, age=100)
+    make_run("good", {"val_loss": 2.0}, age=50)
+    make_run("tuned", {"task": "mine"}, age=10)
+    make_run("without-model", {"val_loss": 2.0}, model=False, age=5)
+    make_run("damaged", "{", age=1)
+    assert newest_pretrained_model("runs") == "runs/good/model"
+    config = parse_config(FinetuneConfig, [], prog="finetune.py")
+    assert config.model == "runs/good/model"
+    assert config.name.startswith("finetune-")
+
+
+def test_default_file_lists_every_key_and_equals_the_defaults():
+    make_run("pre", {})
+    path = config_folder() / "finetune" / "default.yaml"
+    assert yaml.safe_load(path.read_text()).keys() == to_plain(FinetuneConfig()).keys()
+    assert read_file(path, Keys.of(FinetuneConfig)).keys() == Keys.of(FinetuneConfig).types.keys()
+    config = parse_config(FinetuneConfig, ["--config", "default", "--name", "a"], prog="finetune.py")
+    assert config == FinetuneConfig(name="a", model="runs/pre/model")
+
+
+def refusal(capsys, *words, cls=FinetuneConfig):
+    os.environ.pop("MLM_RUN_NAME", None)
+    with pytest.raises(SystemExit) as stop:
+        parse_config(cls, list(words), prog="finetune.py")
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_without_a_run_train_py_is_named(capsys):
+    message = "finetune.py: error: model=null: runs holds no finished pretraining run; run train.py first"
+    assert refusal(capsys).startswith(message)
+
+
+@pytest.mark.parametrize("words", [("--resume",), ("--resume", "true", "--name", "x")])
+def test_resume_is_refused_in_one_line(capsys, words):
+    make_run("unfinished", {})
+    Path("runs/unfinished/config.yaml").write_text("head:\n  pooling: cls\n")
+    Path("runs/unfinished/summary.json").unlink()
+    assert refusal(capsys, *words) == (
+        "finetune.py: error: --resume: this command cannot go on with a stopped run; start a new one\n"
+    )
+
+
+def test_pretraining_does_not_go_on_with_a_stopped_fine_tuning(capsys):
+    from mlm.config.experiment import PretrainConfig
+
+    Path("runs/tuned").mkdir(parents=True)
+    save_config(FinetuneConfig(name="tuned"), "runs/tuned/config.yaml")
+    assert "holds no unfinished run" in refusal(capsys, "--resume", cls=PretrainConfig)
+
+
+def test_existing_run_folder_is_refused_without_offering_to_resume(capsys):
+    make_run("pre", {})
+    message = refusal(capsys, "--name", "pre")
+    assert "the run folder runs/pre exists; take another --name\n" in message
+
+
+def test_what_is_named_has_to_be_there(capsys):
+    make_run("pre", {})
+    assert "did you mean runs/pre/model?" in refusal(capsys, "--model", "runs/pre")
+    assert "data.train=no.csv is no file; looked in" in refusal(capsys, "--data.train", "no.csv")
+    Path("a.csv").write_text("text,label\n")
+    words = ["--data.train", "a.csv", "--data.test", "b.csv"]
+    assert "data.test=b.csv is no file" in refusal(capsys, *words)
+    assert "data.validation=a.csv needs data.train beside it" in refusal(capsys, "--data.validation", "a.csv")
+    assert "expected classification or regression, got 'multi'" in refusal(
+        capsys, "--data.label_type", "multi"
+    )
+
+
+def test_several_processes_are_refused(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "runs in one process" in refusal(capsys, "--name", "x")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: LabelledConfig(max_length=3), "data.max_length=3 must be at least 8, or null"),
+        (
+            lambda: LabelledConfig(validation_fraction=1.0),
+            r"data.validation_fraction=1.0 must lie in \(0, 1\)",
+        ),
+        (lambda: LabelledConfig(encoding="klingon"), "data.encoding=klingon is no encoding"),
+        (lambda: HeadConfig(dropout=1.0), r"head.dropout=1.0 must lie in \[0, 1\)"),
+        (lambda: FinetuneTrainerConfig(max_epochs=0), "trainer.max_epochs=0 must be at least 1"),
+        (lambda: FinetuneTrainerConfig(batch_size=0), "trainer.batch_size=0 must be at least 1"),
+        (lambda: PredictConfig("m", "i", "o", batch_size=0), "batch_size=0 must be at least 1"),
+        (lambda: PredictConfig("m", "i", "o", max_length=1), "max_length=1 must be at least 8"),
+        (lambda: PredictConfig("m", "i", "o", encoding="klingon"), "encoding=klingon is no encoding"),
+    ],
+)
+def test_values_out_of_range(build, message):
+    with pytest.raises(InputError, match=message):
+        build()
+
+
+def test_prediction_checks_its_files():
+    make_run("pre", {})
+    model = "runs/pre/model"
+    with pytest.raises(InputError, match=r"input=no\.csv is no file"):
+        PredictConfig(model, "no.csv", "out.csv").check_files()
+    Path("in.csv").write_text("text\n")
+    with pytest.raises(InputError, match=r"output=no/out.csv cannot be written: there is no folder .*/no"):
+        PredictConfig(model, "in.csv", "no/out.csv").check_files()
+    PredictConfig(model, "in.csv", "out.csv").check_files()
+
+
+def test_groups_have_their_own_defaults_from_the_command_line_too():
+    make_run("pre", {})
+    config = parse_config(FinetuneConfig, ["--optimizer.weight_decay", "0"], prog="finetune.py")
+    assert (config.optimizer.name, config.optimizer.lr) == ("adamw", FinetuneConfig().optimizer.lr)
+    assert config.schedule.name == "linear"
+    assert isinstance(config.optimizer, OptimizerConfig)
+    trainer = config.trainer.on_one_device(10)
+    assert (trainer.devices, trainer.global_batch_size, trainer.accumulation(1)) == (1, 32, 1)
+
+
+def test_configuration_is_read_back(tmp_path):
+    make_run("pre", {})
+    words = ["--data.label_column", "&x", "--seed", "3", "--name", "a"]
+    config = parse_config(FinetuneConfig, words, prog="finetune.py")
+    save_config(config, tmp_path / "saved.yaml")
+    assert parse_config(FinetuneConfig, ["-c", str(tmp_path / "saved.yaml")], prog="finetune.py") == config

@@ -1,0 +1,265 @@
+"""Labelled files as people have them: quotes, columns, labels, and what is held out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mlm.config.errors import InputError
+from mlm.config.finetune import LabelledConfig
+from mlm.data.labelled import Examples, hold_out, label_counts, read_table, read_task, sort_labels
+
+ROWS = [("quiet lane", "calm"), ("loud street", "noisy"), ("still pond", "calm"), ("market day", "busy")]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, text):
+        path = tmp_path / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def labelled(write):
+    return write("labelled.csv", "text,label\n" + "".join(f"{text},{label}\n" for text, label in ROWS))
+
+
+def task(train, **options):
+    return read_task(LabelledConfig(train=train, **options))
+
+
+def refusal(*arguments, **options):
+    with pytest.raises(InputError) as caught:
+        task(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.parquet", "a.csv.gz", "a.parquet.gz"]
+)
+def test_every_format_gives_the_same(name, tmp_path):
+    path = tmp_path / name
+    texts, labels = zip(*ROWS, strict=True)
+    objects = [{"text": text, "label": label} for text, label in ROWS]
+    if "parquet" in name:
+        pq.write_table(pa.table({"text": texts, "label": labels}), path)
+    elif "json" in name:
+        lines = "\n".join(map(json.dumps, objects))
+        path.write_text(lines if name.endswith("l") else json.dumps(objects))
+    else:
+        separator = "," if "csv" in name else "\t"
+        path.write_text("".join(f"{separator.join(row)}\r\n" for row in [("text", "label"), *ROWS]))
+    if name.endswith(".gz"):
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    found = task(str(path), validation=str(path))
+    assert found.labels == ("busy", "calm", "noisy")
+    assert found.train.texts == found.validation.texts == list(texts)
+    assert found.train.labels.tolist() == [1, 2, 1, 0]
+    assert found.name == "a"
+
+
+def test_text_is_text(write):
+    path = write("a.csv", '\ufefftext,label\nNA,1\n007,0\n"He said ""go"", then\nleft",1\nnull,0\n,1\n')
+    found = task(path, validation=path)
+    assert found.train.texts == ["NA", "007", 'He said "go", then\nleft', "null", ""]
+    assert found.labels == ("0", "1")
+    assert found.train.labels.tolist() == [1, 0, 1, 0, 1]
+
+
+def test_ids_do_not_depend_on_the_hash_of_strings(labelled):
+    code = f"""
+from mlm.config.finetune import LabelledConfig
+from mlm.data.labelled import read_task
+task = read_task(LabelledConfig(train={labelled!r}))
+print(task.labels, task.train.texts)
+"""
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in "12"
+    }
+    assert len(seen) == 1
+    assert "('busy', 'calm', 'noisy')" in seen.pop()
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["b", "a", "b"], ("a", "b")),
+        (["10", "9", "1"], ("1", "9", "10")),
+        (["10", "9", "01"], ("01", "10", "9")),
+        (["1", "-2", "0"], ("-2", "0", "1")),
+        (["1.5", "-", "²"], ("-", "1.5", "²")),
+    ],
+)
+def test_labels_are_sorted_whole_numbers_by_value(names, expected):
+    assert sort_labels(names) == expected
+
+
+def test_labels_of_json_and_parquet_are_named_as_in_csv(write, tmp_path):
+    truths = write("a.jsonl", '{"text": "a", "label": true}\n{"text": "b", "label": false}\n')
+    assert task(truths, validation=truths).labels == ("false", "true")
+    pq.write_table(pa.table({"text": ["a", "b"], "label": [1, 0]}), tmp_path / "a.parquet")
+    numbers = write("a.csv", "text,label\nc,0\nd,1\n")
+    found = task(str(tmp_path / "a.parquet"), validation=numbers)
+    assert (found.labels, found.validation.labels.tolist()) == (("0", "1"), [0, 1])
+
+
+def test_missing_column_lists_those_there_are_and_the_option(write):
+    path = write("a.csv", "headline,category\nquiet lane,calm\nmarket day,busy\n")
+    assert refusal(path).endswith(
+        "a.csv has no column text, but headline, category; name it with --data.text_column"
+    )
+    message = refusal(path, text_column="headline")
+    assert message.endswith("has no column label, but headline, category; name it with --data.label_column")
+    message = refusal(path, text_column="headline", text_pair_column="b", label_column="category")
+    assert message.endswith("has no column b, but headline, category; name it with --data.text_pair_column")
+    found = task(path, text_column="headline", label_column="category", validation=path)
+    assert found.train.texts == ["quiet lane", "market day"]
+
+
+def test_label_of_validation_only_is_refused_with_its_row(write):
+    train = write("train.csv", "text,label\nship leaves,yes\nship stays,no\nboat leaves,yes\n")
+    valid = write("valid.csv", "text,label\nraft leaves,yes\nraft stays,no\nraft waits,maybe\n")
+    message = refusal(train, validation=valid)
+    assert message == f"{valid}, row 3 (line 4): label maybe is not among the labels of training: no, yes"
+    assert refusal(train, test=valid) == message
+
+
+def test_minus_1_is_no_label(write):
+    train = write("train.csv", "text,label\na,1\nb,0\nc,-1\n")
+    assert "train.csv, row 3 (line 4): label is -1, which stands for 'no label'" in refusal(train)
+    good = write("good.csv", "text,label\na,1\nb,0\nc,1\n")
+    assert "train.csv, row 3 (line 4): label is -1" in refusal(good, validation=train)
+
+
+@pytest.mark.parametrize("text", ["text\nx\ny\n", "text,label\nx,-1\ny,-1\n", "text,label\nx,1\ny,\n"])
+def test_test_file_without_labels_is_only_predicted(write, text):
+    train = write("train.csv", "text,label\na,1\nb,0\nc,1\n")
+    found = task(train, test=write("test.csv", text))
+    assert found.test.texts == ["x", "y"]
+    assert found.test.labels is None
+    scored = task(train, test=write("scored.csv", "text,label\nx,0\ny,1\n"))
+    assert scored.test.labels.tolist() == [0, 1]
+
+
+def test_numbers_are_read_from_any_spelling(write):
+    lines = '{"a": "x", "b": "y", "score": "4.6"}\n{"a": "z", "b": "", "score": 2}\n'
+    path = write("a.jsonl", lines)
+    columns = {
+        "text_column": "a",
+        "text_pair_column": "b",
+        "label_column": "score",
+        "label_type": "regression",
+    }
+    found = task(path, validation=path, **columns)
+    assert found.labels == ("score",)
+    assert found.train.labels.tolist() == [4.6, 2.0]
+    assert found.train.labels.dtype == np.float64
+    assert found.train.pairs == ["y", ""]
+    for bad in ('"high"', "null", "true", '"nan"', '""'):
+        path = write("bad.jsonl", lines + f'{{"a": "x", "b": "y", "score": {bad}}}\n')
+        assert "bad.jsonl, row 3 (line 3): score is" in refusal(path, **columns)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "text,label\na,1\nb,\n", "a.csv, row 2 (line 3): label is missing"),
+        ("a.csv", "text,label\na,1\nb\n", "a.csv, row 2 (line 3): label is missing"),
+        ("a.csv", "text,label\na,1\nb,1\n", "every label is 1; a classifier needs two classes"),
+        ("a.csv", "text,label\n", "a.csv: has no rows"),
+        ("a.csv", "", "a.csv: has no rows"),
+        ("a.jsonl", '{"text": 7, "label": 1}', "a.jsonl, row 1 (line 1): text is '7', which is not text"),
+        ("a.jsonl", '{"text": null, "label": 1}', "a.jsonl, row 1 (line 1): text is missing"),
+        ("a.jsonl", '{"text": "a"', "a.jsonl, line 1, column 13: not valid JSON"),
+        ("a.csv", b"text,label\n\xff,1\n", "a.csv, line 2, byte 11: 0xff is not valid utf-8"),
+        ("a.parquet", b"PAR1 no", "a.parquet: cannot be read:"),
+        ("a.txt", "text", "a.txt: is no file of rows; csv, tsv, jsonl, json and parquet are"),
+        ("a.xlsx", "text", "a.xlsx: is no file of rows"),
+        (
+            "a.csv",
+            "text,label\na,1\nb,0\n",
+            "too few rows to hold some out; give a file with --data.validation",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(write, name, text, message):
+    assert message in refusal(write(name, text))
+
+
+def test_encoding_is_an_option(write):
+    path = write("a.csv", "text,label\ncafé,1\nthé,0\n".encode("latin-1"))
+    assert task(path, validation=path, encoding="latin-1").train.texts == ["café", "thé"]
+
+
+def test_many_labels_make_us_ask(write, caplog):
+    path = write("a.csv", "text,label\n" + "".join(f"text {n},{n / 7}\n" for n in range(150)))
+    task(path, validation=path)
+    assert "150 different labels; for numbers set --data.label_type regression" in caplog.text
+
+
+def examples(texts, labels):
+    return Examples(texts, None, np.array(labels))
+
+
+def test_held_out_part_is_decided_by_the_text_alone():
+    texts = [f"text {number}" for number in range(1000)]
+    labels = np.arange(1000) % 2
+    train, held_out = hold_out(examples(texts, labels), 0.1, "a")
+    assert 70 < len(held_out) < 130
+    assert sorted(train.texts + held_out.texts) == sorted(texts)
+    assert not set(train.texts) & set(held_out.texts)
+    for part in (train, held_out):
+        assert all(
+            int(text.split()[1]) % 2 == label for text, label in zip(part.texts, part.labels, strict=True)
+        )
+    _, again = hold_out(examples([*texts[::-1], "new"], [*labels[::-1], 0]), 0.1, "a")
+    assert set(again.texts) - {"new"} == set(held_out.texts)
+
+
+def test_duplicates_stay_on_one_side_and_every_class_is_trained():
+    texts = [f"text {number // 3}" for number in range(300)]
+    train, held_out = hold_out(examples(texts, [0] * 300), 0.3, "a")
+    assert not set(train.texts) & set(held_out.texts)
+    labels = list(range(50)) + [50, 51] * 125
+    train, held_out = hold_out(examples([f"text {number}" for number in range(300)], labels), 0.5, "a")
+    assert set(train.labels) == set(range(52))
+    assert len(held_out) > 50
+
+
+def test_a_few_rows_still_give_one_to_validate_on():
+    train, held_out = hold_out(examples(["a", "b", "c"], [0, 1, 1]), 0.01, "a")
+    assert len(held_out) == 1
+    assert set(train.labels) == {0, 1}
+    pairs = Examples(["a", "a"], ["x", "y"], np.array([0.5, 1.0]))
+    train, held_out = hold_out(pairs, 0.01, "a")
+    assert sorted(train.pairs + held_out.pairs) == ["x", "y"]
+    with pytest.raises(InputError, match="too few rows"):
+        hold_out(examples(["a", "a"], [0, 0]), 0.5, "a")
+
+
+def test_counts_of_labels_are_by_name():
+    assert label_counts(("a", "b", "c"), np.array([2, 0, 2])) == {"a": 1, "b": 0, "c": 2}
+
+
+def test_table_knows_all_columns(write):
+    table = read_table(write("a.jsonl", '{"a": 1}\n\n{"b": 2}\n'))
+    assert table.columns == ["a", "b"]
+    assert [place for place, _ in table.rows] == ["row 1 (line 1)", "row 2 (line 3)"]

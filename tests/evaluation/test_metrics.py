@@ -1,0 +1,105 @@
+"""Every score against scikit-learn or scipy, then the cases in which a formula divides by 0."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+import sklearn.metrics
+
+from mlm.evaluation.metrics import (
+    accuracy,
+    confusion_matrix,
+    f1,
+    matthews_correlation,
+    pearson,
+    spearman,
+    task_metrics,
+)
+
+DRAW = np.random.default_rng(0)
+
+
+def two_classes(labels, predictions):
+    return confusion_matrix(np.array(labels), np.array(predictions), 2)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 7])
+@pytest.mark.parametrize("size", [1, 5, 400])
+@pytest.mark.filterwarnings("ignore")
+def test_class_scores_equal_scikit_learn(num_classes, size):
+    for _ in range(20):
+        labels, predictions = DRAW.integers(num_classes, size=(2, size))
+        confusion = confusion_matrix(labels, predictions, num_classes)
+        classes = list(range(num_classes))
+        assert (confusion == sklearn.metrics.confusion_matrix(labels, predictions, labels=classes)).all()
+        expected = sklearn.metrics.accuracy_score(labels, predictions)
+        assert accuracy(confusion) == pytest.approx(expected, abs=1e-9)
+        expected = sklearn.metrics.matthews_corrcoef(labels, predictions)
+        assert matthews_correlation(confusion) == pytest.approx(expected, abs=1e-9)
+        if num_classes == 2:
+            expected = sklearn.metrics.f1_score(labels, predictions, zero_division=0)
+            assert f1(confusion) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("size", [2, 3, 500])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_correlations_equal_scipy(size, tied):
+    for _ in range(20):
+        targets, scores = DRAW.normal(size=(2, size))
+        if tied:
+            targets, scores = targets.round(), scores.round()
+        expected = np.nan_to_num(scipy.stats.pearsonr(targets, scores).statistic)
+        assert pearson(targets, scores) == pytest.approx(expected, abs=1e-9)
+        expected = np.nan_to_num(scipy.stats.spearmanr(targets, scores).statistic)
+        assert spearman(targets, scores) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("labels", "predictions"), [([1, 1, 1], [1, 1, 1]), ([0, 0, 0], [1, 1, 1]), ([0, 1, 0], [1, 1, 1])]
+)
+def test_one_class_correlates_with_nothing(labels, predictions):
+    assert matthews_correlation(two_classes(labels, predictions)) == 0.0
+
+
+def test_the_score_is_that_of_the_whole_set():
+    predictions, labels = [1, 1, 0, 0, 1, 1, 1, 0], [1, 0, 0, 0, 1, 1, 0, 1]
+    assert matthews_correlation(two_classes(labels, predictions)) == pytest.approx(0.2582, abs=1e-4)
+
+
+def test_f1_is_that_of_class_1():
+    confusion = two_classes([1, 1, 1, 0, 0, 1], [1, 1, 1, 1, 0, 0])
+    assert (f1(confusion), accuracy(confusion)) == (0.75, pytest.approx(0.66667, abs=1e-5))
+    assert f1(two_classes([0, 1, 1, 1], [0, 0, 1, 1])) == pytest.approx(0.8)
+    assert f1(two_classes([0, 0], [0, 0])) == 0.0
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, 1e300])
+def test_constant_series_correlate_with_nothing(constant):
+    series, other = np.full(7, constant), np.arange(7.0)
+    for function in (pearson, spearman):
+        assert function(series, other) == function(other, series) == function(series, series) == 0.0
+        assert function(other[:1], other[:1]) == function(other[:0], other[:0]) == 0.0
+        assert function(other, np.where(other > 3, np.nan, other)) == 0.0
+
+
+def test_large_counts_do_not_overflow():
+    confusion = np.array([[300_000_000, 100], [100, 300_000_000]])
+    assert matthews_correlation(confusion) == pytest.approx(1 - 2 * 100 / 300_000_100, abs=1e-9)
+
+
+def test_metrics_of_a_task():
+    logits = np.array([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]])
+    found = task_metrics("classification", np.array([0, 1, 1]), logits)
+    assert found == {
+        "accuracy": pytest.approx(2 / 3),
+        "f1": pytest.approx(2 / 3),
+        "matthews_correlation": pytest.approx(0.5),
+    }
+    three = task_metrics("classification", np.array([0, 1, 2]), np.eye(3))
+    assert three == {"accuracy": 1.0, "matthews_correlation": 1.0}
+    scores = task_metrics("regression", np.array([0.0, 1.0, 2.0]), np.array([[1.0], [2.0], [9.0]]))
+    assert list(scores) == ["pearson", "spearman"]
+    assert scores["spearman"] == pytest.approx(1.0)
+    assert scores["pearson"] < 0.96

@@ -1,0 +1,131 @@
+"""Predictions against the stock class, and the file that the command writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from mlm.config.errors import InputError
+from mlm.config.finetune import PredictConfig
+from mlm.config.model import ClassifierConfig, ModelConfig
+from mlm.evaluation.predict import predict
+from mlm.hub.pretrained import save_pretrained
+from mlm.model.heads import SequenceClassifier
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+CLASSIC = {
+    "norm_position": "post",
+    "position_embedding": "learned",
+    "activation": "gelu",
+    "type_vocab_size": 2,
+    **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "head_bias"), True),
+}
+LABELS = ("calm", "noisy, loud", 'the "rest"')
+
+
+@pytest.fixture
+def build(tmp_path, tokenizer):
+    """Saves a random classifier whose opinions differ."""
+
+    def build(labels=LABELS, label_type="classification", **switches):
+        torch.manual_seed(0)
+        config = ModelConfig(**SIZES, **switches, initializer_range=0.3).resolve(
+            tokenizer.get_vocab_size(), 64
+        )
+        model = SequenceClassifier(config, ClassifierConfig(labels, label_type))
+        return str(save_pretrained(tmp_path / "classifier", model, tokenizer, 64, "# tiny"))
+
+    return build
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Predicts rows given as a list of dictionaries, and reads the output."""
+
+    def run(model, rows, **options):
+        path = tmp_path / "in.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        output = tmp_path / "out.csv"
+        assert predict(PredictConfig(model, str(path), str(output), **options)) == 0
+        with output.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    return run
+
+
+@pytest.mark.parametrize("switches", [{}, CLASSIC], ids=["modern", "classic"])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_labels_and_probabilities_are_the_stock_class_s(build, run, documents, switches, pairs):
+    folder = build(**switches)
+    texts, seconds = documents[:30], documents[30:60]
+    rows = [{"text": text, "b": second, "label": -1} for text, second in zip(texts, seconds, strict=True)]
+    found = run(folder, rows, **({"text_pair_column": "b"} if pairs else {}), batch_size=7)
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    assert [row["row"] for row in found] == [str(number) for number in range(1, 31)]
+    assert list(found[0]) == ["row", "label", *(f"probability_{label}" for label in LABELS)]
+    for row, text, second in zip(found, texts, seconds, strict=True):
+        words = (text, second) if pairs else (text,)
+        inputs = tokenizer(*words, return_tensors="pt", truncation=True, max_length=64)
+        with torch.no_grad():
+            shares = model(**inputs).logits.softmax(-1)[0]
+        assert row["label"] == model.config.id2label[int(shares.argmax())]
+        assert [float(row[f"probability_{label}"]) for label in LABELS] == pytest.approx(
+            shares.tolist(), abs=1e-5
+        )
+
+
+def test_a_score_is_written_as_a_number(build, run, documents):
+    found = run(build(("stars",), "regression"), [{"text": text} for text in documents[:5]])
+    assert list(found[0]) == ["row", "label"]
+    assert len({float(row["label"]) for row in found}) == 5
+
+
+def test_rows_are_the_same_for_any_batch_size_and_order(build, run, documents):
+    folder, rows = build(), [{"text": text, "key": f"k{n}"} for n, text in enumerate(documents[:40])]
+    one = run(folder, rows, batch_size=1, id_column="key")
+    many = run(folder, rows[::-1], batch_size=64, id_column="key")
+    assert [row["row"] for row in one] == [f"k{n}" for n in range(40)]
+    for a, b in zip(one, many[::-1], strict=True):
+        assert (a["row"], a["label"]) == (b["row"], b["label"])
+        assert float(a["probability_calm"]) == pytest.approx(float(b["probability_calm"]), abs=2e-6)
+
+
+def test_empty_and_cut_texts_are_predicted_too(build, run, caplog):
+    found = run(build(), [{"text": ""}, {"text": "the old lamp " * 200}, {"text": "the old lamp"}])
+    assert [row["row"] for row in found] == ["1", "2", "3"]
+    assert all(np.isfinite(float(row["probability_calm"])) for row in found)
+    assert "33.3 % of the examples are cut to 64 tokens" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([{"body": "a"}], {}, "has no column text, but body; name it with --text_column"),
+        ([{"text": "a"}], {"id_column": "key"}, "has no column key, but text; name it with --id_column"),
+        ([{"text": "a"}, {"text": None}], {}, r"row 2 \(line 2\): text is missing"),
+        (
+            [{"text": "a"}],
+            {"max_length": 65},
+            "max_length=65 is longer than the model's max_position_embeddings=64",
+        ),
+    ],
+)
+def test_mistakes_are_told_and_leave_no_file(build, run, tmp_path, rows, options, message):
+    with pytest.raises(InputError, match=message):
+        run(build(), rows, **options)
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_model_without_a_classifier_is_refused(model_folder, run):
+    with pytest.raises(
+        InputError, match="holds no classifier but ModernBertForMaskedLM; mlm finetune makes one"
+    ):
+        run(str(model_folder), [{"text": "a"}])

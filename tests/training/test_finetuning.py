@@ -1,0 +1,362 @@
+"""Fine-tuning runs against a plain torch loop over the stock class, and what they leave behind."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from mlm.config.errors import InputError
+from mlm.config.finetune import (
+    FinetuneConfig,
+    FinetuneOptimizerConfig,
+    FinetuneScheduleConfig,
+    FinetuneTrainerConfig,
+    HeadConfig,
+    LabelledConfig,
+)
+from mlm.config.model import ModelConfig
+from mlm.config.training import LoggingConfig
+from mlm.data.examples import EpochSampler, encode_examples
+from mlm.data.labelled import read_task
+from mlm.data.python_docs import python_docs_digest
+from mlm.evaluation.predict import predict_logits
+from mlm.hub.pretrained import load_classifier, save_pretrained
+from mlm.model.heads import MaskedLM
+from mlm.optim.schedule import learning_rate_factor
+from mlm.training.finetuning import build_model, finetune
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+CLASSIC = {
+    "norm_position": "post",
+    "position_embedding": "learned",
+    "activation": "gelu",
+    "type_vocab_size": 2,
+    **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "head_bias"), True),
+}
+
+
+@pytest.fixture
+def encoder(tmp_path, tokenizer):
+    """Saves a random encoder."""
+
+    def encoder(**switches):
+        torch.manual_seed(0)
+        config = ModelConfig(**SIZES, **switches).resolve(tokenizer.get_vocab_size(), 64)
+        return str(save_pretrained(tmp_path / "encoder", MaskedLM(config), tokenizer, 64, "# tiny"))
+
+    return encoder
+
+
+def write(path, rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return str(path)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Texts whose class is one of their words."""
+    draw = np.random.default_rng(0)
+    words = ["harbour", "boat", "keeper", "lamp", "neighbour", "gull"]
+    rows = []
+    for number in range(160):
+        text = " ".join(draw.choice(words, size=int(draw.integers(1, 12))))
+        rows.append([f"the {text} waits", "yes" if "lamp" in text else "no", number % 7])
+    train = write(tmp_path / "train.csv", [["text", "label", "stars"], *rows[:128]])
+    validation = write(tmp_path / "validation.csv", [["text", "label", "stars"], *rows[128:]])
+    return {"train": train, "validation": validation}
+
+
+@pytest.fixture
+def tiny(tmp_path, encoder, data):
+    """Builds a configuration of a second; keywords replace parts of it."""
+
+    def build(name="run", model=None, files=None, trainer=None, optimizer=None, head=None, **options):
+        fast = {"max_epochs": 2, "batch_size": 16, "precision": "32-true", "accelerator": "cpu"}
+        return FinetuneConfig(
+            name=name,
+            runs_dir=str(tmp_path / "runs"),
+            model=model or encoder(),
+            data=LabelledConfig(**data | (files or {})),
+            head=HeadConfig(**head or {}),
+            optimizer=FinetuneOptimizerConfig(**{"lr": 3e-3} | (optimizer or {})),
+            trainer=FinetuneTrainerConfig(**fast | (trainer or {})),
+            logging=options.pop("logging", LoggingConfig(wandb="disabled")),
+            **options,
+        )
+
+    return build
+
+
+def folder_of(config):
+    return Path(config.runs_dir) / config.name
+
+
+def summary_of(config):
+    return json.loads((folder_of(config) / "summary.json").read_text())
+
+
+def metrics_of(config):
+    with (folder_of(config) / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def weights_of(config):
+    return load_file(folder_of(config) / "model" / "model.safetensors")
+
+
+def same_weights(a, b):
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_run_learns_and_leaves_what_it_promises(tiny, capsys):
+    config = tiny(trainer={"max_epochs": 6}, logging=LoggingConfig(wandb="offline"))
+    assert finetune(config) == 0
+    folder, summary = folder_of(config), summary_of(config)
+    expected = "task seed metrics num_train_examples num_validation_examples elapsed_s model_dir"
+    assert {*expected.split(), "train_examples_per_second"} <= set(summary)
+    assert (summary["task"], summary["seed"]) == ("train", 0)
+    assert (summary["num_train_examples"], summary["num_validation_examples"]) == (128, 32)
+    assert list(summary["metrics"]) == ["accuracy", "f1", "matthews_correlation"]
+    assert summary["metrics"]["accuracy"] > 0.9
+    assert (summary["epoch"], summary["selection"]) == (6, "last epoch")
+    assert sum(summary["predicted_counts"].values()) == 32
+    assert list(folder.glob("wandb/offline-run-*/*.wandb"))
+    assert (folder / "config.yaml").exists()
+    rows = metrics_of(config)
+    assert [(int(row["epoch"]), int(row["step"])) for row in rows] == [(n, 8 * n) for n in range(1, 7)]
+    assert float(rows[-1]["val/accuracy"]) == pytest.approx(summary["metrics"]["accuracy"], abs=1e-6)
+    assert float(rows[-1]["train/loss"]) < float(rows[0]["train/loss"])
+    out = capsys.readouterr().out
+    for part in ("mlm predict --model", summary["model_dir"], "accuracy", "f1 of yes", "examples/s"):
+        assert part in out
+
+
+@pytest.mark.parametrize("switches", [{}, CLASSIC], ids=["modern", "classic"])
+def test_saved_model_is_a_stock_class_with_the_scores_of_the_run(tiny, encoder, switches):
+    config = tiny(model=encoder(**switches))
+    finetune(config)
+    folder = folder_of(config) / "model"
+    stock, tokenizer = (
+        kind.from_pretrained(folder) for kind in (AutoModelForSequenceClassification, AutoTokenizer)
+    )
+    assert stock.config.id2label == {0: "no", 1: "yes"}
+    assert stock.config.problem_type == "single_label_classification"
+    task = read_task(config.data)
+    inputs = tokenizer(task.validation.texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        predicted = stock(**inputs).logits.argmax(-1).numpy()
+    accuracy = (predicted == task.validation.labels).mean()
+    assert summary_of(config)["metrics"]["accuracy"] == pytest.approx(accuracy)
+    assert "text-classification" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("switches", [{}, CLASSIC], ids=["modern", "classic"])
+@pytest.mark.parametrize("label_type", ["classification", "regression"])
+def test_weights_are_those_of_a_plain_loop_over_the_stock_class(
+    tiny, encoder, tokenizer, tmp_path, switches, label_type
+):
+    """Without dropout: same batches, AdamW, warm-up and decay, clipping."""
+    files = {"label_type": label_type, "label_column": "stars" if label_type == "regression" else "label"}
+    config = tiny(model=encoder(**switches), files=files, head={"dropout": 0.0})
+    task = read_task(config.data)
+    start = build_model(config, task)
+    save_pretrained(tmp_path / "start", start, tokenizer, 64, "")
+    finetune(config)
+
+    stock = AutoModelForSequenceClassification.from_pretrained(tmp_path / "start").train()
+    matrices = [one for one in stock.parameters() if one.ndim > 1]
+    rest = [one for one in stock.parameters() if one.ndim == 1]
+    settings = config.optimizer
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": rest, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps)
+    encoded = encode_examples(tokenizer, task.train, 64)
+    batches = list(EpochSampler(encoded.lengths, 16, config.seed, 2))
+    for step, rows in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = settings.lr * learning_rate_factor(config.schedule, step, len(batches))
+        batch = encoded[rows]
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+        optimizer.zero_grad()
+        stock(**inputs).loss.backward()
+        torch.nn.utils.clip_grad_norm_(stock.parameters(), settings.clip_norm)
+        optimizer.step()
+    found = weights_of(config)
+    for name, tensor in stock.state_dict().items():
+        if name in found:
+            torch.testing.assert_close(found[name], tensor, atol=2e-4, rtol=2e-3)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tiny):
+    configs = [tiny(name=name, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1))]
+    for config in configs:
+        finetune(config)
+    first, second, other = map(weights_of, configs)
+    assert same_weights(first, second)
+    assert not same_weights(first, other)
+    shown = [[(row["train/loss"], row["val/loss"]) for row in metrics_of(config)] for config in configs[:2]]
+    assert shown[0] == shown[1]
+
+
+def test_numbers_are_fitted(tiny):
+    files = {"label_column": "stars", "label_type": "regression"}
+    config = tiny(files=files)
+    finetune(config)
+    summary = summary_of(config)
+    assert list(summary["metrics"]) == ["pearson", "spearman"]
+    written = json.loads((folder_of(config) / "model" / "config.json").read_text())
+    assert (written["problem_type"], written["id2label"]) == ("regression", {"0": "stars"})
+    assert weights_of(config)["classifier.weight"].shape == (1, 32)
+
+
+def test_best_epoch_is_the_earliest_of_the_highest_scores(tiny, tokenizer):
+    config = tiny(trainer={"max_epochs": 5, "keep": "best"}, optimizer={"lr": 2e-2})
+    finetune(config)
+    scores = [float(row["val/accuracy"]) for row in metrics_of(config)]
+    summary = summary_of(config)
+    assert summary["epoch"] == 1 + int(np.argmax(scores))
+    assert summary["metrics"]["accuracy"] == pytest.approx(max(scores), abs=1e-6)
+    assert summary["selection"] == "best epoch by accuracy on them"
+    model, task = load_classifier(folder_of(config) / "model"), read_task(config.data)
+    logits = predict_logits(model, encode_examples(tokenizer, task.validation, 64), 32)
+    assert (logits.argmax(1) == task.validation.labels).mean() == pytest.approx(
+        summary["metrics"]["accuracy"]
+    )
+
+
+def test_test_file_is_scored_if_it_has_labels_and_predicted_anyway(tiny, data, tmp_path):
+    scored = tiny(name="scored", files={"test": data["validation"]})
+    finetune(scored)
+    summary = summary_of(scored)
+    assert summary["test_metrics"] == pytest.approx(summary["metrics"])
+    unlabelled = write(tmp_path / "test.csv", [["text"], ["the lamp"], [""]])
+    plain = tiny(name="plain", files={"test": unlabelled})
+    finetune(plain)
+    summary = summary_of(plain)
+    assert "test_metrics" not in summary
+    with Path(summary["test_predictions"]).open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["row"] for row in rows] == ["1", "2"]
+    assert {row["label"] for row in rows} <= {"yes", "no"}
+
+
+def test_without_a_validation_file_a_part_is_held_out(tiny):
+    config = tiny(files={"validation": None, "validation_fraction": 0.25})
+    finetune(config)
+    summary = summary_of(config)
+    assert summary["num_train_examples"] + summary["num_validation_examples"] == 128
+    assert 10 < summary["num_validation_examples"] < 55
+    assert summary["validation_examples"].startswith("25% of ")
+
+
+def test_pairs_and_a_bound_on_the_length(tiny, encoder, tmp_path, caplog):
+    rows = [["a", "b", "same"], *(["the lamp", "the lamp " * (n % 20), n % 2] for n in range(40))]
+    path = write(tmp_path / "pairs.csv", rows)
+    columns = {"text_column": "a", "text_pair_column": "b", "label_column": "same"}
+    files = {"train": path, "validation": path, "max_length": 16, **columns}
+    config = tiny(model=encoder(**CLASSIC), files=files)
+    finetune(config)
+    summary = summary_of(config)
+    assert summary["max_length"] == 16
+    assert 0.3 < summary["truncated_fraction"] < 0.9
+    assert "of the examples are cut to 16 tokens" in caplog.text
+    settings = json.loads((folder_of(config) / "model" / "tokenizer_config.json").read_text())
+    assert settings["model_max_length"] == 16
+
+
+def test_fine_tuned_model_can_be_fine_tuned_on(tiny):
+    first = tiny(name="first", trainer={"max_epochs": 6})
+    finetune(first)
+    second = tiny(name="second", model=str(folder_of(first) / "model"), optimizer={"lr": 1e-9})
+    finetune(second)
+    assert summary_of(second)["metrics"] == pytest.approx(summary_of(first)["metrics"])
+
+
+def test_task_without_files_is_made_of_the_documentation(tiny):
+    texts = [
+        {"package": package, "text": f"{package} {number} {'the lamp ' * 6}."}
+        for package in ("harbour", "boat", "keeper", "lamp", "neighbour", "gull")
+        for number in range(12)
+    ]
+    path = Path(os.environ["MLM_CACHE"]) / f"python-docs-{python_docs_digest()[:16]}.jsonl"
+    path.write_text("\n".join(map(json.dumps, texts)))
+    config = tiny(files={"train": None, "validation": None})
+    finetune(config)
+    summary = summary_of(config)
+    assert summary["task"] == "python-docs"
+    assert list(summary["metrics"]) == ["accuracy", "matthews_correlation"]
+    assert summary["labels"] == ["boat", "gull", "harbour", "keeper", "lamp", "neighbour"]
+
+
+def test_one_class_predicted_is_a_warning(tiny, caplog):
+    config = tiny(optimizer={"lr": 1e-9}, trainer={"max_epochs": 1})
+    finetune(config)
+    counts = summary_of(config)["predicted_counts"]
+    assert sorted(counts.values()) == [0, 32]
+    assert f"only one class is predicted: {max(counts, key=counts.get)}" in caplog.text
+    assert summary_of(config)["metrics"]["matthews_correlation"] == 0.0
+
+
+def test_loss_that_is_not_finite_ends_the_run(tiny):
+    config = tiny(optimizer={"lr": 1e30, "clip_norm": 0.0})
+    with pytest.raises(
+        InputError, match=r"the loss is not finite in epoch 1: optimizer.lr=1e\+30 is too high"
+    ):
+        finetune(config)
+    assert not folder_of(config).exists()
+
+
+def test_mistake_in_the_labels_is_told_before_training_and_leaves_no_folder(tiny, tmp_path):
+    path = write(tmp_path / "bad.csv", [["text", "label"], ["the lamp", "maybe"]])
+    config = tiny(files={"validation": path})
+    with pytest.raises(InputError, match=r"bad.csv, row 1 \(line 2\): label maybe is not among"):
+        finetune(config)
+    assert not folder_of(config).exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"schedule": FinetuneScheduleConfig(warmup_steps=17)},
+            "warmup_steps=17 is longer than the run, .* 16 steps",
+        ),
+        (
+            {"files": {"max_length": 65}},
+            "data.max_length=65 is longer than the model's max_position_embeddings=64",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(tiny, change, message):
+    with pytest.raises(InputError, match=message):
+        finetune(tiny(**change))
+
+
+def test_signal_stops_after_a_step(tiny):
+    from mlm.training import finetuning
+
+    class Signaller(finetuning.Stopwatch):
+        def on_step_end(self, trainer, module):
+            super().on_step_end(trainer, module)
+            if trainer.global_step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    original = finetuning.Stopwatch
+    finetuning.Stopwatch = Signaller
+    try:
+        assert finetune(tiny()) == 128 + signal.SIGTERM
+    finally:
+        finetuning.Stopwatch = original
+    assert not (folder_of(tiny()) / "summary.json").exists()
