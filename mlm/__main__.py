@@ -27,8 +27,25 @@ class Command(NamedTuple):
 
 
 _CONFIGS = "mlm.config.experiment"
+_PREPARATION = "mlm.config.preparation"
 
 COMMANDS = {
+    "prepare": Command(
+        "read, tokenize and pack text ahead of training; list or clean what was prepared",
+        f"{_PREPARATION}:PrepareConfig",
+        "mlm.data.commands:prepare",
+    ),
+    "tokenizer train": Command(
+        "learn a vocabulary and write it as tokenizer.json",
+        f"{_PREPARATION}:TokenizerTrainConfig",
+        "mlm.data.commands:train",
+    ),
+    "tokenizer inspect": Command(
+        "show what a vocabulary is like, and how it cuts text",
+        f"{_PREPARATION}:TokenizerInspectConfig",
+        "mlm.data.commands:inspect",
+        positional="text",
+    ),
     "pretrain": Command(
         "pretrain a masked language model on plain text (also: train.py)",
         f"{_CONFIGS}:PretrainConfig",
@@ -69,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: 2 after a user's mistake, whose line is on stderr.
     """
-    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    name, rest = split_command(words)
     if name in ("-h", "--help"):
         print(_overview())
         return 0
@@ -86,6 +104,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     with one_line_errors(prog):
         status = _load(command.function)(config)
     return status or 0
+
+
+def split_command(words: list[str]) -> tuple[str, list[str]]:
+    """Return the name of a command, which has one word or two, and the words after it."""
+    size = 2 if any(name.startswith(f"{words[0]} ") for name in COMMANDS) else 1
+    return " ".join(words[:size]), words[size:]
 
 
 def _overview() -> str:

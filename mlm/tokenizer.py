@@ -44,8 +44,6 @@ OTHER_NAMES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 TOKENIZER_VERSION = 1
 """Changes whenever the same text would give another vocabulary."""
-MAX_TRAINING_BYTES = 128 * 2**20
-"""A vocabulary is learnt from at most this much text: more costs time and memory and changes little."""
 MIN_PAIR_COUNT = 2
 """Pieces are merged only if they occur together this often."""
 MAX_ALPHABET = 1000
@@ -99,7 +97,6 @@ class SpecialTokens:
 def train_tokenizer(
     documents: Iterable[str],
     config: TokenizerConfig,
-    max_bytes: int = MAX_TRAINING_BYTES,
     progress: Callable[[int], None] | None = None,
 ) -> Tokenizer:
     """Learn a vocabulary.
@@ -107,15 +104,14 @@ def train_tokenizer(
     It may come out smaller than asked for, when the text has no more to merge, but never larger.
 
     Args:
-        documents: texts; drawn once, and only as far as `max_bytes` of UTF-8.
+        documents: texts; drawn once, and only as far as `config.max_bytes` of UTF-8.
         config: kind, size, and whether case and accents are kept.
-        max_bytes: how much text to learn from.
         progress: called with the number of bytes after each document.
 
     Raises:
         InputError: there is no text, or `vocab_size` is too small for this kind.
     """
-    texts = list(_without_long_words(_cut(_first_bytes(documents, max_bytes, progress))))
+    texts = list(_without_long_words(_cut(_first_bytes(documents, config.max_bytes, progress))))
     tokenizer = _train_wordpiece(texts, config) if config.type == "wordpiece" else _train_bpe(texts, config)
     special = SpecialTokens.from_tokenizer(tokenizer)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -137,16 +133,16 @@ def _first_bytes(
         if progress:
             progress(size)
         if left <= 0:
-            log.info("the vocabulary is learnt from the first %s MB of text", f"{max_bytes / 1e6:,.0f}")
+            log.info("the vocabulary is learnt from %s MB of the text", f"{max_bytes / 1e6:,.0f}")
             return
 
 
 def _cut(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
-        yield from _pieces(text)
+        yield from text_pieces(text)
 
 
-def _pieces(text: str) -> Iterator[str]:
+def text_pieces(text: str) -> Iterator[str]:
     """Cut a long text before a single space between words, where the cut changes no token."""
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
@@ -162,7 +158,8 @@ def _pieces(text: str) -> Iterator[str]:
 _SINGLE_SPACE = re.compile(r"(?<=\S)[ \n](?=\S)")
 
 
-def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
+def text_groups(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Group texts up to about GROUP_CHARACTERS."""
     group: list[str] = []
     size = 0
     for text in texts:
@@ -238,7 +235,7 @@ def _alphabet(texts: list[str], tokenizer: Tokenizer, limit: int) -> list[str]:
     once.
     """
     counts: npt.NDArray[np.int64] = np.zeros(0x110000, np.int64)
-    for group in _groups(texts):
+    for group in text_groups(texts):
         codes = np.frombuffer("".join(group).encode("utf-32-le"), np.uint32)
         counts += np.bincount(codes, minlength=len(counts))
     normalised: Counter[str] = Counter()
@@ -313,6 +310,15 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return tokenizer
 
 
+def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a copy that pads nothing, cuts nothing off and takes no text for a special token."""
+    plain = Tokenizer.from_str(tokenizer.to_str())
+    plain.no_padding()
+    plain.no_truncation()
+    plain.encode_special_tokens = True  # lives in memory only: neither saved nor copied with the tokenizer
+    return plain
+
+
 def encode_documents(tokenizer: Tokenizer, texts: Iterable[str]) -> list[list[int]]:
     """Return the token ids of each text: nothing is added, cut off or taken for a special token.
 
@@ -320,14 +326,15 @@ def encode_documents(tokenizer: Tokenizer, texts: Iterable[str]) -> list[list[in
         tokenizer: any; it is copied, so that its own padding and truncation neither count nor change.
         texts: documents; "[MASK]" in one is three or more ordinary tokens.
     """
-    plain = Tokenizer.from_str(tokenizer.to_str())
-    plain.no_padding()
-    plain.no_truncation()
-    plain.encode_special_tokens = True  # lives in memory only: neither saved nor copied with the tokenizer
-    pieces = [list(_pieces(text)) for text in texts]
+    return encode_plain(plain_tokenizer(tokenizer), texts)
+
+
+def encode_plain(plain: Tokenizer, texts: Iterable[str]) -> list[list[int]]:
+    """Do the work of `encode_documents` with what `plain_tokenizer` returned."""
+    pieces = [list(text_pieces(text)) for text in texts]
     encoded = (
         encoding.ids
-        for group in _groups(piece for document in pieces for piece in document)
+        for group in text_groups(piece for document in pieces for piece in document)
         for encoding in plain.encode_batch_fast(group, add_special_tokens=False)
     )
     return [list(chain.from_iterable(islice(encoded, len(document)))) for document in pieces]

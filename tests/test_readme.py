@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlm.__main__ import COMMANDS
+from mlm.__main__ import COMMANDS, split_command
 from mlm.config.keys import Keys, read_flags
 
 ROOT = Path(__file__).parent.parent
@@ -30,8 +30,10 @@ def commands() -> list[str]:
 def test_command_has_only_keys_that_exist(line):
     words = shlex.split(line)
     script = next((word for word in words if word in SCRIPTS), None)
-    name = SCRIPTS[script] if script else words[1]
-    rest = words[words.index(script) + 1 :] if script else words[2:]
+    if script:
+        name, rest = SCRIPTS[script], words[words.index(script) + 1 :]
+    else:
+        name, rest = split_command(words[1:])
     if "hiden_size" in line:  # the mistake that README shows
         return
     command = COMMANDS[name]

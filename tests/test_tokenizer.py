@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -236,7 +237,7 @@ def test_cutting_long_documents_changes_no_token(
     for size in (40, 57, 100):
         monkeypatch.setattr(module, "PIECE_CHARACTERS", size)
         monkeypatch.setattr(module, "GROUP_CHARACTERS", 3 * size)
-        assert [piece for text in texts for piece in module._pieces(text)] != texts
+        assert [piece for text in texts for piece in module.text_pieces(text)] != texts
         assert encode_documents(tokenizer, texts) == whole
 
 
@@ -246,6 +247,18 @@ def test_text_without_spaces_is_safe(config: TokenizerConfig) -> None:
     tokenizer = train_tokenizer([giant, *TEXTS], config)
     assert max(map(len, tokenizer.get_vocab())) <= module.MAX_WORD_CHARACTERS + 2
     assert len(encode_documents(tokenizer, [giant])[0]) > 0
+
+
+@pytest.mark.slow
+def test_a_line_of_64_megabytes_without_a_space_fits_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_bytes(os.urandom(2**25).hex().encode())
+    program = "import resource, sys; from mlm.__main__ import main; main(sys.argv[1:]);"
+    program += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    command = [sys.executable, "-c", program, "tokenizer", "train", "--data.sources", str(path)]
+    command += ["--output", str(tmp_path / "tokenizer")]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(output.splitlines()[-1]) * 1024 < 2e9
 
 
 def test_long_words_are_cut_up_to_the_limit() -> None:
@@ -268,7 +281,8 @@ def test_training_reads_no_more_than_needed() -> None:
         raise AssertionError("read too far")
 
     progress: list[int] = []
-    tokenizer = train_tokenizer(endless(), WORDPIECE, max_bytes=95, progress=progress.append)  # type: ignore[arg-type]
+    bounded = replace(WORDPIECE, max_bytes=95)
+    tokenizer = train_tokenizer(endless(), bounded, progress.append)  # type: ignore[arg-type]
     assert sum(progress) == 100
     assert tokenizer_digest(tokenizer) == tokenizer_digest(
         train_tokenizer(["some words"] * 9 + ["some "], WORDPIECE)

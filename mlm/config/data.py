@@ -18,6 +18,7 @@ IGNORE_INDEX = -100
 """Label of a slot that predicts nothing."""
 
 DocumentRule = Literal["auto", "paragraph", "line", "file"]
+FileFormat = Literal["text", "jsonl", "json", "csv", "tsv", "parquet", "arrow"]
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,19 @@ class SourceConfig:
     """Column or JSON key that holds the text; null: the only candidate."""
     encoding: str = "utf-8"
     """Text encoding of the files."""
+    encoding_errors: Literal["strict", "replace"] = "strict"
+    """What to do at bytes that are not in the encoding: stop, or put U+FFFD and count them."""
+    format: FileFormat | None = None
+    """Format of the files; null: what their names say."""
+    weight: float | None = None
+    """Share of the training tokens, relative to the other sources; null: as much as there is."""
 
     def __post_init__(self) -> None:
         self.path = os.path.expanduser(self.path)
+        positive = self.weight is None or 0 < self.weight < float("inf")
+        require(
+            positive, f"data.sources: {self.path}: weight", self.weight, "must be a number above 0, or null"
+        )
         try:
             codecs.lookup(self.encoding)
         except (LookupError, ValueError):
@@ -110,6 +121,16 @@ class CorpusConfig:
     """Bound of the tokens validated on; the rest held out is not trained on."""
     max_documents: int | None = None
     """Read only the first documents of the corpus; null: all."""
+    min_length: int | None = None
+    """Leave out documents of fewer characters; null: none."""
+    max_length: int | None = None
+    """Leave out documents of more characters; null: none."""
+    deduplicate: Literal["none", "exact", "near"] = "none"
+    """Of equal documents keep the first; near: of similar ones too."""
+    near_similarity: float = 0.8
+    """Share of common five-token runs from which documents are similar."""
+    skip_bad_rows: bool = False
+    """Leave out and count rows that cannot be read; false: stop at the first."""
     num_proc: int | None = None
     """Processes that read and tokenize; null: all cores."""
     num_workers: int | None = None
@@ -124,9 +145,21 @@ class CorpusConfig:
         fraction, tokens = self.validation_fraction, self.max_validation_tokens
         require(0 < fraction < 1, "data.validation_fraction", fraction, "must lie in (0, 1)")
         require(tokens > 0, "data.max_validation_tokens", tokens, "must be at least 1")
-        for name in ("max_documents", "num_proc"):
+        for name in ("max_documents", "num_proc", "min_length", "max_length"):
             value = getattr(self, name)
             require(value is None or value > 0, f"data.{name}", value, "must be at least 1, or null")
+        fits = (self.min_length or 1) <= (self.max_length or self.min_length or 1)
+        require(fits, "data.max_length", self.max_length, f"is below data.min_length={self.min_length}")
+        require(
+            0 < self.near_similarity <= 1, "data.near_similarity", self.near_similarity, "must lie in (0, 1]"
+        )
+        without = [source.path for source in self.sources if source.weight is None]
+        require(
+            len(without) in (0, len(self.sources)),
+            "data.sources",
+            without,
+            "have no weight; give it to all, or none",
+        )
         workers = self.num_workers
         require(workers is None or workers >= 0, "data.num_workers", workers, "must be at least 0, or null")
         self.cache_dir = self.cache_dir and os.path.expanduser(self.cache_dir)
@@ -144,6 +177,8 @@ class TokenizerConfig:
     """Entries of the trained vocabulary, special tokens included."""
     lowercase: bool = True
     """Fold case and accents first (trained vocabularies only)."""
+    max_bytes: int = 128 * 2**20
+    """Learn from at most this much text, sources in proportion: more costs time and changes little."""
 
     def __post_init__(self) -> None:
         smallest = 261 if self.type == "bpe" else 16  # bytes and special tokens
@@ -153,6 +188,7 @@ class TokenizerConfig:
             self.vocab_size,
             f"must be at least {smallest} for type {self.type}",
         )
+        require(self.max_bytes > 0, "tokenizer.max_bytes", self.max_bytes, "must be at least 1")
         self.path = self.path and os.path.expanduser(self.path)
 
     def check_file(self) -> None:

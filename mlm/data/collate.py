@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from mlm.config.data import IGNORE_INDEX, MaskingConfig
 from mlm.data.packing import PackingMode, RowTable
-from mlm.data.sampler import RowBatch
+from mlm.data.sampler import Part, RowBatch
 from mlm.data.store import TokenStore
 from mlm.masking import Masking
 from mlm.tokenizer import SpecialTokens, starts_word
@@ -51,6 +51,8 @@ class Rows:
     special: SpecialTokens
     seq_len: int
     packing: PackingMode
+    parts: tuple[Part, ...] = ()
+    """The parts of a weighted mix; empty: all rows are equal."""
 
     def __len__(self) -> int:
         return len(self.table)
@@ -58,9 +60,25 @@ class Rows:
     def num_tokens(self, rows: Ints) -> int:
         """Return the tokens of some rows that are not padding."""
         first, last = self.table.offsets[rows], self.table.offsets[rows + 1]
-        ordinary = sum(int(self.table.pieces.lengths[a:b].sum()) for a, b in zip(first, last, strict=True))
-        pieces = int((last - first).sum())
-        return ordinary + (pieces + len(rows) if self.packing == "concat" else 2 * pieces)
+        counts = last - first
+        pieces = int(counts.sum())
+        number = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(pieces)
+        return self._with_special(int(self.table.pieces.lengths[number].sum()), pieces, len(rows))
+
+    def _with_special(self, ordinary: int, pieces: int, rows: int) -> int:
+        return ordinary + (pieces + rows if self.packing == "concat" else 2 * pieces)
+
+    @property
+    def tokens_per_row(self) -> float:
+        """Tokens of a row on average over the run, padding not counted."""
+        parts = self.parts or (Part(len(self), 1),)
+        first, total = 0, 0.0
+        for num_rows, per_block, _ in parts:
+            begin, end = (int(self.table.offsets[row]) for row in (first, first + num_rows))
+            ordinary = int(self.table.pieces.lengths[begin:end].sum())
+            total += per_block * self._with_special(ordinary, end - begin, num_rows) / num_rows
+            first += num_rows
+        return total / sum(part.per_block for part in parts)
 
     def render(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the ids and the document numbers (0 = padding) of some rows, each (B, S)."""

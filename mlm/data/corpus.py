@@ -1,45 +1,38 @@
 """From sources to rows, each stage cached under a key of everything that decides it.
 
     sources --read--> documents --encode--> token store --split, pack--> row tables --permute, mask--> batches
-    sources.py        (str)    tokenizer    store.py      packing.py                  sampler.py, collate.py
+    sources.py        (str) encoding.py     store.py      packing.py                sampler.py, collate.py
 
 - vocabulary: key of the source contents and the tokenizer settings
 - token store: key of the source contents and the tokenizer's bytes
-- row tables: beside the store, key of row length, packing and the held-out part
+- row tables: beside the store, key of row length, packing, the held-out part, what is left out, and weights
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import logging
 import os
-import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
-import mlm
-from mlm.config.data import PYTHON_DOCS, CorpusConfig, SourceConfig, TokenizerConfig
+from mlm.config.data import CorpusConfig, TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.config.parse import to_plain
 from mlm.counter import uniform
+from mlm.data.cache import content_key, in_words, locked, mark_used, replacing
+from mlm.data.cleaning import distinct_texts, first_of_equals, first_of_similar
 from mlm.data.collate import Rows
-from mlm.data.formats import ReadReport
 from mlm.data.packing import RowTable, Spans, cut_spans, pack_documents
-from mlm.data.python_docs import python_docs_digest, read_package_docs
-from mlm.data.sources import DigestCache, read_documents, source_digest, source_size
-from mlm.data.store import STORE_VERSION, TokenStore, build_store
+from mlm.data.sampler import Part, divide_block
+from mlm.data.store import STORE_VERSION, TokenStore, finish_store, write_shards
+from mlm.data.text import Text
 from mlm.tokenizer import (
     TOKENIZER_VERSION,
     SpecialTokens,
@@ -54,6 +47,8 @@ BLOCK_TOKENS = 2000
 """Size of such a block."""
 UNKNOWN_WARNING_RATE = 0.01
 """Share of unknown tokens from which the user is warned."""
+ROWS_VERSION = 2
+"""Changes whenever the same store would give other rows."""
 
 log = logging.getLogger(__name__)
 
@@ -70,164 +65,186 @@ class Corpus:
     unigram_entropy: float
     """Cross-entropy of the validation tokens under the training counts plus one, in nats."""
 
-
-def cache_folder(config: CorpusConfig) -> Path:
-    """Return where stores are kept: the option, $MLM_CACHE, the checkout, or the home folder."""
-    if config.cache_dir:
-        return Path(config.cache_dir).expanduser()
-    if os.environ.get("MLM_CACHE"):
-        return Path(os.environ["MLM_CACHE"]).expanduser()
-    checkout = Path(mlm.__file__).parent.parent
-    if (checkout / "pyproject.toml").exists():
-        return checkout / "data" / "cache"
-    return Path.home() / ".cache" / "mlm"
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """What is known of each source, in plain values: path, documents, tokens, duplicates and so on."""
+        return self.store.sources
 
 
 def prepare_corpus(config: CorpusConfig, tokenizer_config: TokenizerConfig) -> Corpus:
-    """Read, tokenize, split and pack a corpus, or reuse what was prepared before.
+    """Read, tokenize, clean, split and pack a corpus, or reuse what was prepared before.
 
     Raises:
-        InputError: a source cannot be read or holds no text.
+        InputError: a source cannot be read or holds no text, or the disk is full.
     """
-    text = _Text(config)
-    tokenizer = _tokenizer(text, tokenizer_config)
-    store = _store(text, tokenizer)
-    train, validation = _split_and_pack(store, config)
+    tokenizer, store = prepare_store(config, tokenizer_config)
+    assert store is not None, "one machine writes all shards"
     special = SpecialTokens.from_tokenizer(tokenizer)
-    counts = [store.counts(table.pieces, tokenizer.get_vocab_size()) for table in (train, validation)]
-    for part in counts:
-        _require_ordinary(part, special, config)
-    train_rows, validation_rows = (
-        Rows(store, table, special, config.seq_len, config.packing) for table in (train, validation)
+    tables = _train_and_validation(store, config, tokenizer.get_vocab_size(), special)
+    train, validation = (
+        Rows(store, table, special, config.seq_len, config.packing)
+        for table in (tables.train, tables.validation)
     )
-    for name, rows in (("training", train_rows), ("validation", validation_rows)):
+    train = replace(train, parts=tables.parts)
+    for name, rows in (("training", train), ("validation", validation)):
         tokens = rows.table.pieces.num_tokens
         log.info("%s: %s tokens in %s rows of %d", name, f"{tokens:,}", f"{len(rows):,}", config.seq_len)
-    return Corpus(tokenizer, special, store, train_rows, validation_rows, _unigram_entropy(*counts))
+    return Corpus(tokenizer, special, store, train, validation, tables.unigram_entropy)
 
 
 def prepare_evaluation(config: CorpusConfig, tokenizer: Tokenizer) -> Rows:
     """Read and pack the whole of a corpus for evaluation with a given tokenizer."""
-    store, special = _store(_Text(config), tokenizer), SpecialTokens.from_tokenizer(tokenizer)
-    _require_ordinary(store.counts(store.documents, tokenizer.get_vocab_size()), special, config)
-    table = pack_documents(store.documents, config.seq_len, config.packing)
+    store = _store(Text(config), tokenizer)
+    assert store is not None, "one machine writes all shards"
+    documents, special = store.documents.take(_kept(store, config)), SpecialTokens.from_tokenizer(tokenizer)
+    _require_ordinary(store.counts(tokenizer.get_vocab_size(), documents), special, config)
+    table = pack_documents(documents, config.seq_len, config.packing)
     return Rows(store, table, special, config.seq_len, config.packing)
 
 
-def python_docs_file(cache: Path, num_proc: int | None = None) -> Path:
-    """Return the Python documentation as a file of rows (text, package); it is written when it is not there.
+def prepare_store(
+    config: CorpusConfig, tokenizer_config: TokenizerConfig, machine: tuple[int, int] = (1, 1)
+) -> tuple[Tokenizer, TokenStore | None]:
+    """Prepare the vocabulary, and the token store or this machine's share of it.
 
     Args:
-        cache: folder that keeps it.
-        num_proc: processes that read; None: one a core.
+        config: the text.
+        tokenizer_config: the vocabulary.
+        machine: (i, n) for machine i of n; all of them train the same vocabulary.
+
+    Returns:
+        The tokenizer, and the store; None while other machines have shards to write.
     """
-    path = cache / f"python-docs-{python_docs_digest()[:16]}.jsonl"
-    with _locked(path):
-        if not path.exists():
-            log.info("%s: reading the documentation of this Python installation into %s", PYTHON_DOCS, path)
-            with (
-                _bar("reading", unit=" files") as bar,
-                _replacing(path) as temporary,
-                temporary.open("w", encoding="utf-8") as file,
-            ):
-                for package, document in read_package_docs(_absolute(bar), num_proc):
-                    row = {"text": document, "package": package}
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    return path
+    text = Text(config)
+    tokenizer = prepare_tokenizer(text, tokenizer_config)
+    return tokenizer, _store(text, tokenizer, machine)
 
 
-class _Text:
-    """The documents of a configuration and the digest of their contents."""
-
-    def __init__(self, config: CorpusConfig):
-        self.config = config
-        self.cache = cache_folder(config)
-        self.reports: dict[str, ReadReport] = {}
-        digests = DigestCache(self.cache / "digests.json")
-        self.sources = [self._materialise(source) for source in config.sources]
-        self.digest = _key(
-            [source_digest(source, source.document or config.document, digests) for source in self.sources],
-            config.max_documents,
-        )
-
-    def _materialise(self, source: SourceConfig) -> SourceConfig:
-        """Write the Python documentation to a file once: it is read twice, and worth a look."""
-        if source.path != PYTHON_DOCS:
-            return source
-        return replace(source, path=str(python_docs_file(self.cache, self.config.num_proc)))
-
-    def documents(self, task: str) -> Iterator[str]:
-        """Yield the documents under a progress bar in bytes."""
-        sizes = [source_size(source) for source in self.sources]
-        total = sum(size for size in sizes if size is not None) if None not in sizes else None
-        limit = self.config.max_documents
-        with _bar(task, unit="B", unit_scale=True, total=total) as bar:
-            yield from islice(self._read(bar.update), limit)
-            if total and bar.n < total and limit is None:
-                bar.update(total - bar.n)
-
-    def _read(self, progress: Callable[[int], None]) -> Iterator[str]:
-        for source in self.sources:
-            report = ReadReport(source.path)
-            yield from read_documents(source, source.document or self.config.document, report, progress)
-            self.reports[source.path] = report
-
-
-def _tokenizer(text: _Text, config: TokenizerConfig) -> Tokenizer:
+def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
     """Load or train the vocabulary; a trained one is kept in the cache."""
     if config.path:
         if replace(config, path=None) != TokenizerConfig():
-            log.warning(
-                "tokenizer.type, vocab_size and lowercase are ignored: the vocabulary is %s", config.path
-            )
+            log.warning("all other tokenizer.* keys are ignored: the vocabulary is %s", config.path)
         return load_tokenizer(config.path)
-    folder = text.cache / "tokenizers" / _key(text.digest, to_plain(config), TOKENIZER_VERSION)
-    with _locked(folder):
+    distinct = text.config.deduplicate != "none"
+    folder = (
+        text.cache / "tokenizers" / content_key(text.digest, distinct, to_plain(config), TOKENIZER_VERSION)
+    )
+    with locked(folder):
         if not folder.exists():
             log.info("training a %s vocabulary of %s entries", config.type, f"{config.vocab_size:,}")
-            tokenizer = train_tokenizer(text.documents("vocabulary"), config)
-            with _replacing(folder) as temporary:
+            documents: Iterable[str] = text.sample(config.max_bytes)
+            tokenizer = train_tokenizer(distinct_texts(documents) if distinct else documents, config)
+            with replacing(folder) as temporary:
                 temporary.mkdir()
                 (temporary / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+                facts = {**to_plain(config), "sources": [{"path": source.path} for source in text.sources]}
+                (temporary / "facts.json").write_text(json.dumps(facts, indent=1))
         else:
             log.info("vocabulary: reusing %s", folder)
+    mark_used(folder)
     return load_tokenizer(folder)
 
 
-def _store(text: _Text, tokenizer: Tokenizer) -> TokenStore:
-    """Open or build the token store."""
+def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) -> TokenStore | None:
+    """Open or build the token store, or write a machine's share of its shards."""
     digest = tokenizer_digest(tokenizer)
-    folder = text.cache / "stores" / _key(text.digest, digest, STORE_VERSION)
-    with _locked(folder):
+    folder = text.cache / "stores" / content_key(text.digest, digest, STORE_VERSION)
+    with locked(folder, "-{}-of-{}".format(*machine)):
         if folder.exists():
             log.info("token store: reusing %s", folder)
-            return TokenStore(folder)
-        facts = {"tokenizer": digest, "text": text.digest, "sources": [to_plain(s) for s in text.sources]}
-        store = build_store(folder, text.documents("tokenizing"), tokenizer, facts)
-    for report in text.reports.values():
-        log.info("%s", report.summary())
-    counts = store.manifest
-    rate = counts["num_unknown"] / max(counts["num_tokens"], 1)
-    log.info("token store: %s tokens in %s", f"{counts['num_tokens']:,}", folder)
-    if rate > UNKNOWN_WARNING_RATE:
-        log.warning(
-            "%.1f %% of the tokens are unknown to the vocabulary; train it on this text or use type bpe",
-            100 * rate,
-        )
+        else:
+            log.info("token store: tokenizing into %s", folder)
+            sources = text.by_source("tokenizing")
+            cores = text.config.num_proc or available_cores()
+            shards = write_shards(folder, sources, tokenizer, cores, machine, lambda: text.share_read)
+            shards += [0] * (len(text.sources) - len(shards))
+            facts = {"tokenizer": digest, "text": text.digest}
+            with locked(folder):
+                if (
+                    not folder.exists()
+                    and finish_store(folder, shards, _facts_of_sources(text), facts) is None
+                ):
+                    return None
+    mark_used(folder)
+    store = TokenStore(folder)
+    _tell(store)
     return store
 
 
-def split_documents(store: TokenStore, fraction: float, max_validation_tokens: int) -> tuple[Spans, Spans]:
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _facts_of_sources(text: Text) -> list[dict[str, Any]]:
+    pairs = zip(text.config.sources, text.reports, strict=True)
+    return [{"path": source.path, "summary": report.summary()} for source, report in pairs]
+
+
+def _tell(store: TokenStore) -> None:
+    """Say what is in a store: what was read, what it became, and what looks wrong with it."""
+    for source in store.sources:
+        log.info("%s", source["summary"])
+        rate = source["num_unknown"] / max(source["num_tokens"], 1)
+        if rate > UNKNOWN_WARNING_RATE:
+            text = "%s: %.1f %% of the tokens are unknown; train the vocabulary on this text or use type bpe"
+            log.warning(text, source["path"], 100 * rate)
+    facts = store.manifest
+    size = in_words(facts["num_bytes"])
+    log.info("token store: %s tokens, %s of text", f"{facts['num_tokens']:,}", size)
+    if facts["num_unknown"]:
+        rate = facts["num_unknown"] / facts["num_tokens"]
+        log.info("unknown tokens: %s (%.2f %%)", f"{facts['num_unknown']:,}", 100 * rate)
+    if facts["num_without_tokens"]:
+        log.info("documents without tokens, left out: %s", f"{facts['num_without_tokens']:,}")
+    if facts["num_duplicates"]:
+        number, documents = facts["num_duplicates"], facts["num_documents"]
+        share = f"{number:,} of {documents:,} documents ({number / documents:.1%})"
+        log.info("duplicates: %s repeat an earlier one; data.deduplicate=exact leaves them out", share)
+
+
+def _kept(store: TokenStore, config: CorpusConfig) -> npt.NDArray[np.bool_]:
+    """Return which documents are used, (N,); what takes long to find is kept beside the store."""
+    if config.deduplicate == "none":
+        return np.ones(store.manifest["num_documents"], np.bool_)
+    if config.deduplicate == "exact":
+        return first_of_equals(store.text_hashes)
+    path = store.folder / f"kept-near-{config.near_similarity}.npy"
+    with locked(path):
+        if not path.exists():
+            spans = zip(store.documents.starts.tolist(), store.documents.lengths.tolist(), strict=True)
+            documents = (store.tokens(*span) for span in spans)
+            kept = first_of_similar(documents, first_of_equals(store.text_hashes), config.near_similarity)
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                np.save(file, kept)
+    return np.load(path)
+
+
+def split_documents(
+    store: TokenStore,
+    fraction: float,
+    max_validation_tokens: int,
+    kept: npt.NDArray[np.bool_] | None = None,
+) -> tuple[Spans, Spans]:
     """Divide a corpus into what is trained on and what is held out.
 
     A document is held out when the hash of its content falls under `fraction`: duplicates stay on one side,
     and text added later moves none. With few documents, blocks of them are divided instead. Neither part is
     ever empty; a corpus of a single unit is on both sides, with a warning.
 
+    Args:
+        store: the corpus.
+        fraction: share of the documents that is held out.
+        max_validation_tokens: bound of what is validated on, drawn from all that is held out.
+        kept: (N,) the documents to divide; None: all.
+
     Returns:
         The spans for training and for validation.
     """
     units, hashes = store.documents, store.text_hashes
+    if kept is not None:
+        units, hashes = units.take(kept), hashes[kept]
     block: npt.NDArray[np.int64] = np.zeros(len(hashes), np.int64)
     if len(hashes) < FEW_DOCUMENTS:
         counts = -(-units.lengths // BLOCK_TOKENS)
@@ -243,22 +260,75 @@ def split_documents(store: TokenStore, fraction: float, max_validation_tokens: i
         log.warning("the corpus is a single piece of text: it is trained on and validated on")
         return units, units
     validation = units.take(held_out)
-    fits = np.cumsum(validation.lengths) <= max_validation_tokens
-    fits[0] = True
+    order = np.argsort(share[held_out], kind="stable")
+    fits = np.zeros(len(order), np.bool_)
+    fits[order] = np.cumsum(validation.lengths[order]) <= max_validation_tokens
+    fits[order[0]] = True
     return units.take(~held_out), validation.take(fits)
 
 
-def _split_and_pack(store: TokenStore, config: CorpusConfig) -> tuple[RowTable, RowTable]:
-    key = _key(config.seq_len, config.packing, config.validation_fraction, config.max_validation_tokens)
+@dataclass(frozen=True)
+class _Tables:
+    """What is made of a store for one configuration."""
+
+    train: RowTable
+    validation: RowTable
+    parts: tuple[Part, ...]
+    """Of the training rows; empty without weights."""
+    unigram_entropy: float
+
+
+def _train_and_validation(
+    store: TokenStore, config: CorpusConfig, vocab_size: int, special: SpecialTokens
+) -> _Tables:
+    """Clean, split and pack a store, or open what was made of it before."""
+    weights = [source.weight for source in config.sources]
+    key = content_key(
+        [config.seq_len, config.packing, config.validation_fraction, config.max_validation_tokens],
+        [config.deduplicate, config.near_similarity, weights, ROWS_VERSION],
+    )
     folder = store.folder / f"rows-{key}"
-    with _locked(folder):
+    with locked(folder):
         if not folder.exists():
-            parts = split_documents(store, config.validation_fraction, config.max_validation_tokens)
-            with _replacing(folder) as temporary:
+            kept = None if config.deduplicate == "none" else _kept(store, config)
+            train, validation = split_documents(
+                store, config.validation_fraction, config.max_validation_tokens, kept
+            )
+            counts = [store.counts(vocab_size, spans) for spans in (train, validation)]
+            for part in counts:
+                _require_ordinary(part, special, config)
+            table, parts = _pack_mix(store, train, config)
+            facts = {"parts": parts, "unigram_entropy": _unigram_entropy(*counts)}
+            with replacing(folder) as temporary:
                 temporary.mkdir()
-                for name, spans in zip(("train", "validation"), parts, strict=True):
-                    _save_table(temporary / name, pack_documents(spans, config.seq_len, config.packing))
-    return _load_table(folder / "train"), _load_table(folder / "validation")
+                _save_table(temporary / "train", table)
+                rows = pack_documents(validation, config.seq_len, config.packing)
+                _save_table(temporary / "validation", rows)
+                (temporary / "facts.json").write_text(json.dumps(facts))
+    facts = json.loads((folder / "facts.json").read_text())
+    parts = [Part(*part) for part in facts["parts"]]
+    train_table, validation_table = (_load_table(folder / name) for name in ("train", "validation"))
+    return _Tables(train_table, validation_table, tuple(parts), facts["unigram_entropy"])
+
+
+def _pack_mix(store: TokenStore, train: Spans, config: CorpusConfig) -> tuple[RowTable, list[Part]]:
+    """Pack what is trained on; with weights, the sources one by one."""
+    weights = [source.weight for source in config.sources]
+    if None in weights:
+        return pack_documents(train, config.seq_len, config.packing), []
+    bounds = np.cumsum([0] + [source["num_tokens"] for source in store.sources])
+    tables, shares, names = [], [], []
+    for source, weight, begin, end in zip(store.sources, weights, bounds[:-1], bounds[1:], strict=True):
+        spans = train.take((train.starts >= begin) & (train.starts < end))
+        if not spans.num_tokens:
+            log.warning("%s: nothing is left to train on; its weight goes to the others", source["path"])
+            continue
+        tables.append(pack_documents(spans, config.seq_len, config.packing))
+        assert weight is not None
+        names.append(source["path"])
+        shares.append(weight / spans.num_tokens * len(tables[-1]))  # of tokens -> of rows
+    parts = map(Part, map(len, tables), divide_block(shares), names)
+    return RowTable.joined(tables), list(parts)
 
 
 def _save_table(folder: Path, table: RowTable) -> None:
@@ -288,52 +358,3 @@ def _require_ordinary(counts: npt.NDArray[np.int64], special: SpecialTokens, con
         raise InputError(
             f"{names}: the vocabulary knows no token of the text; train it on this text or use type bpe"
         )
-
-
-def _key(*parts: Any) -> str:
-    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Let one process at a time make `path`; the others wait and find it."""
-    if path.exists():  # it is renamed into place, so it is whole; the cache may be read-only
-        yield
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.with_name(f".{path.name}.lock")
-    with FileLock(lock):
-        for leftover in set(path.parent.glob(f".{path.name}.*")) - {lock}:  # of a process that was killed
-            _remove(leftover)
-        yield
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that takes the final name on success and vanishes on failure."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-        temporary.rename(path)
-    except BaseException:
-        _remove(temporary)
-        raise
-
-
-def _bar(task: str, **options: Any) -> tqdm:
-    often = 0.3 if sys.stderr.isatty() else 10.0  # a log file need not hold every move
-    return tqdm(desc=task, leave=False, mininterval=often, dynamic_ncols=True, **options)
-
-
-def _absolute(bar: tqdm) -> Callable[[int, int], None]:
-    def update(done: int, total: int) -> None:
-        bar.total = total
-        bar.update(done - bar.n)
-
-    return update

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mlm.config.data import CorpusConfig
-from mlm.data.corpus import cache_folder, python_docs_file
+from mlm.data.cache import cache_folder
 from mlm.data.labelled import Examples, LabelledTask, hold_out
+from mlm.data.text import python_docs_file
 
 TASK_NAME = "python-docs"
 NUM_PACKAGES = 6
@@ -29,7 +29,7 @@ VALIDATION_FRACTION = 0.2
 
 def read_docs_task() -> LabelledTask:
     """Return the task, made from the cached documentation; hashes decide which paragraphs are taken."""
-    paragraphs = _paragraphs(python_docs_file(cache_folder(CorpusConfig())))
+    paragraphs = _paragraphs(python_docs_file(cache_folder(None)))
     largest = sorted(paragraphs, key=lambda package: (-len(paragraphs[package]), package))[:NUM_PACKAGES]
     labels = tuple(sorted(largest))
     chosen = {label: sorted(paragraphs[label], key=_digest)[:NUM_PARAGRAPHS] for label in labels}

@@ -15,6 +15,7 @@ import codecs
 import gzip
 import io
 import lzma
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -39,6 +40,7 @@ FORMATS = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
+    ".arrow": "arrow",
 }
 """Format of each known suffix; any of them may be followed by one of `COMPRESSIONS`."""
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
@@ -70,13 +72,35 @@ class ReadReport:
     """How the files were cut, and why: number of files of each kind."""
     lengths: Counter[int] = field(default_factory=Counter)
     """Documents by length in characters, kept to 7 binary digits: bounded in memory, exact to 1 %."""
+    skip_bad_rows: bool = False
+    """Whether rows that cannot be read are counted and left out; else the first one is an error."""
+    bad_rows: int = 0
+    first_bad_row: str = ""
+    """What is wrong with the first of them, and where."""
+    replaced_bytes: int = 0
+    """Bytes that were not in the encoding and became U+FFFD."""
+    wrong_length: int = 0
+    """Documents left out because they are too short or too long."""
 
     def add(self, document: str) -> None:
         """Count one document."""
         length = len(document)
-        excess = max(length.bit_length() - 7, 0)
+        excess = length.bit_length() - 7
+        if excess > 0:
+            length = length >> excess << excess
         self.documents += 1
-        self.lengths[length >> excess << excess] += 1
+        self.lengths[length] += 1
+
+    def bad_row(self, problem: str) -> None:
+        """Count a row that cannot be read.
+
+        Raises:
+            InputError: such rows may not be left out; the error is the problem.
+        """
+        if not self.skip_bad_rows:
+            raise InputError(problem)
+        self.bad_rows += 1
+        self.first_bad_row = self.first_bad_row or problem
 
     def median_length(self) -> int:
         """Return the median length of the documents in characters; 0 without documents."""
@@ -94,11 +118,23 @@ class ReadReport:
         for rule, files in self.rules.most_common():
             parts.append(rule if len(self.rules) == 1 else f"{files:,} as {rule}")
         parts += [_counted(self.documents, "document"), f"median {self.median_length():,} characters"]
+        name = PurePath(self.name).name if is_path else self.name
+        return f"{name}: {', '.join(parts)}{self.losses(', ')}"
+
+    def losses(self, before: str) -> str:
+        """Return what was read and is no document, or nothing."""
+        parts = []
         if self.rows_without_text:
             parts.append(f"{self.rows_without_text:,} of {_counted(self.rows, 'row')} had no text")
+        if self.bad_rows:
+            parts.append(f"{_counted(self.bad_rows, 'bad row')} skipped (the first: {self.first_bad_row})")
         if self.blank_lines and not any(rule.startswith(("paragraph", "file")) for rule in self.rules):
             parts.append(f"{_counted(self.blank_lines, 'blank line')} skipped")
-        return f"{PurePath(self.name).name if is_path else self.name}: {', '.join(parts)}"
+        if self.replaced_bytes:
+            parts.append(f"{_counted(self.replaced_bytes, 'byte')} replaced")
+        if self.wrong_length:
+            parts.append(f"{_counted(self.wrong_length, 'document')} left out for their length")
+        return before + ", ".join(parts) if parts else ""
 
 
 def _counted(number: int, noun: str) -> str:
@@ -186,14 +222,26 @@ def decompressed(stored: Any) -> Any:
     return stored
 
 
-def text_blocks(stream: Any, name: str, encoding: str) -> Iterator[str]:
+def text_blocks(
+    stream: Any, name: str, encoding: str, errors: str = "strict", report: ReadReport | None = None
+) -> Iterator[str]:
     """Decode a stream block by block; in what is yielded every line ends with LF.
+
+    Args:
+        stream: the content.
+        name: what it is called in errors.
+        encoding: its encoding.
+        errors: strict or replace.
+        report: counts the bytes replaced; where bad rows may be left out, bytes that are not in the encoding
+            come as half surrogate pairs, for `good_lines` to see.
 
     Raises:
         InputError: the encoding is unknown, or the bytes are not in it.
     """
+    report = report or ReadReport(name)
+    escape = errors == "replace" or report.skip_bad_rows
     try:
-        decoder = codecs.getincrementaldecoder(encoding)()
+        decoder = codecs.getincrementaldecoder(encoding)("surrogateescape" if escape else "strict")
     except LookupError:
         raise InputError(
             f"{name}: encoding={encoding} is unknown; try utf-8, latin-1, cp1252 or utf-16"
@@ -212,6 +260,9 @@ def text_blocks(stream: Any, name: str, encoding: str) -> Iterator[str]:
                 f"{name}, line {line}, byte {offset}: 0x{bad:02x} is not valid {encoding}; "
                 "give this source its encoding, for example encoding: latin-1"
             ) from None
+        if errors == "replace" and not decoded.isascii():
+            decoded, replaced = _UNDECODED.subn("\ufffd", decoded)
+            report.replaced_bytes += replaced
         text = newlines.decode(decoded, final=not block)
         if at_start and text:
             text, at_start = text.removeprefix("\ufeff"), False
@@ -221,6 +272,21 @@ def text_blocks(stream: Any, name: str, encoding: str) -> Iterator[str]:
             return
         position += len(block)
         line += text.count("\n")
+
+
+_UNDECODED = re.compile("[\udc80-\udcff]")
+
+
+def good_lines(blocks: Iterable[str], name: str, report: ReadReport) -> Iterator[str]:
+    """Yield the lines of a text as `split_lines` does, a blank one for each that is not in the encoding."""
+    if not report.skip_bad_rows:
+        yield from split_lines(blocks)
+        return
+    for number, line in enumerate(split_lines(blocks), 1):
+        if not line.isascii() and (found := _UNDECODED.search(line)):
+            report.bad_row(f"{name}, line {number}: 0x{ord(found[0]) - 0xDC00:02x} is not in the encoding")
+            line = ""
+        yield line
 
 
 def split_lines(blocks: Iterable[str]) -> Iterator[str]:
@@ -237,7 +303,7 @@ def split_lines(blocks: Iterable[str]) -> Iterator[str]:
         yield rest
 
 
-def cut_text(blocks: Iterator[str], rule: DocumentRule, report: ReadReport) -> Iterator[str]:
+def cut_text(blocks: Iterator[str], rule: DocumentRule, report: ReadReport, name: str = "") -> Iterator[str]:
     """Yield the documents of a plain text.
 
     Args:
@@ -245,6 +311,7 @@ def cut_text(blocks: Iterator[str], rule: DocumentRule, report: ReadReport) -> I
         rule: `paragraph`: what blank lines enclose, its lines joined with a space; `line`: each line that is
             not blank; `file`: all of it, paragraphs joined with a line break; `auto`: one of the first two.
         report: counts blank lines and the rule taken.
+        name: what the text is called in errors.
     """
     why = ""
     if rule == "auto":
@@ -252,7 +319,7 @@ def cut_text(blocks: Iterator[str], rule: DocumentRule, report: ReadReport) -> I
         blocks = chain([head], blocks)
         rule, why = _choose_rule(head)
     report.rules[rule + why] += 1
-    lines = split_lines(blocks)
+    lines = good_lines(blocks, name, report)
     if rule == "line":
         yield from _filled_lines(lines, report)
     elif rule == "paragraph":

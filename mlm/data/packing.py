@@ -52,6 +52,16 @@ class RowTable:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    @classmethod
+    def joined(cls, tables: list[RowTable]) -> RowTable:
+        """Return the rows of several tables, one after the other."""
+        counts = np.concatenate([np.diff(table.offsets) for table in tables])
+        starts, lengths = (
+            np.concatenate([getattr(table.pieces, name) for table in tables])
+            for name in ("starts", "lengths")
+        )
+        return cls(np.concatenate([[0], np.cumsum(counts)]), Spans(starts, lengths))
+
 
 def pack_documents(documents: Spans, seq_len: int, mode: PackingMode) -> RowTable:
     """Cut and distribute documents over rows of `seq_len` tokens.

@@ -3,12 +3,18 @@
 Row number i of the run is row `permute(i mod R)` of pass `i div R`; a global batch is the next G of them.
 Every row comes once a pass, a batch may span two passes, and each rank takes its own slice: 1, 2 or 8 devices
 train on the same sequence of global batches, and a resumed run goes on with the next row.
+
+A weighted mix has several parts. Every `BLOCK_ROWS` rows of the run hold a fixed number of rows of each part,
+in an order drawn for that block; each part goes through its own rows, pass after pass, so a small one is
+repeated and of a large one none is skipped. Which row of its part comes next follows from the number of the
+block and the place in it, so all of the above holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +23,45 @@ import numpy.typing as npt
 from mlm.counter import permute
 
 Ints = npt.NDArray[np.int64]
+
+
+BLOCK_ROWS = 2**12
+"""Rows of a run in which every part of a mix has its exact share."""
+MIX_KEY = 1
+"""Sets the order of a block apart from the order of rows."""
+
+
+class Part(NamedTuple):
+    """The rows of one source in a weighted mix; the rows of the next part follow in the table."""
+
+    num_rows: int
+    """Rows of the part."""
+    per_block: int
+    """How many of every BLOCK_ROWS rows of the run are of this part."""
+    name: str = ""
+    """What the source is called."""
+
+
+def divide_block(shares: list[float]) -> list[int]:
+    """Return how many rows of a block each part gets, in proportion, at least one each."""
+    exact = np.array(shares) / sum(shares) * BLOCK_ROWS
+    counts = np.maximum(exact.astype(np.int64), 1)
+    while counts.sum() != BLOCK_ROWS:  # the largest error is corrected first
+        step = 1 if counts.sum() < BLOCK_ROWS else -1
+        error = np.where(counts + step > 0, step * (exact - counts), -np.inf)
+        counts[error.argmax()] += step
+    return [int(count) for count in counts]
+
+
+@lru_cache(maxsize=4)
+def _mixed_block(per_block: tuple[int, ...], seed: int, block: int) -> tuple[Ints, Ints]:
+    """Return for each place of a block which part it belongs to, and how many of that part are before it."""
+    order = permute(np.arange(BLOCK_ROWS), BLOCK_ROWS, seed, MIX_KEY, block)
+    owner = np.repeat(np.arange(len(per_block)), per_block)[order]
+    by_part = np.argsort(owner, kind="stable")
+    rank = np.empty_like(owner)
+    rank[by_part] = np.concatenate([np.arange(count) for count in per_block])
+    return owner, rank
 
 
 class RowBatch(NamedTuple):
@@ -40,6 +85,7 @@ class TrainingSampler:
         rank: this process.
         world_size: number of processes.
         rows_consumed: rows the run trained on before; the whole resume state.
+        parts: the parts of a weighted mix, in the order of the table; empty: all rows are equal.
     """
 
     num_rows: int
@@ -49,6 +95,7 @@ class TrainingSampler:
     rank: int = 0
     world_size: int = 1
     rows_consumed: int = 0
+    parts: tuple[Part, ...] = ()
 
     def __iter__(self) -> Iterator[RowBatch]:
         share = self.global_batch_size // self.world_size
@@ -59,13 +106,35 @@ class TrainingSampler:
             first += self.global_batch_size
 
     def rows(self, index: Ints) -> RowBatch:
-        """Return pass and row of the run's rows number `index` (B,)."""
-        passes, place = np.divmod(index, self.num_rows)
+        """Return pass and row of the run's rows number `index` (B,); in a mix, the pass of the row's part."""
+        if not self.parts:
+            return RowBatch(*self._permuted(index, self.num_rows, self.seed))
+        per_block = tuple(part.per_block for part in self.parts)
+        block, place = np.divmod(index, BLOCK_ROWS)
+        owner, nth = np.empty_like(place), np.empty_like(place)
+        for number in np.unique(block):
+            inside = block == number
+            owners, ranks = _mixed_block(per_block, self.seed, int(number))
+            owner[inside], nth[inside] = owners[place[inside]], ranks[place[inside]]
+        nth += block * np.array(per_block)[owner]
+        passes, rows = np.empty_like(nth), np.empty_like(nth)
+        first = 0
+        for number, part in enumerate(self.parts):
+            mine = owner == number
+            passes[mine], places = self._permuted(nth[mine], part.num_rows, self.seed, number)
+            rows[mine] = first + places
+            first += part.num_rows
+        return RowBatch(passes, rows)
+
+    @staticmethod
+    def _permuted(index: Ints, num_rows: int, *key: int) -> tuple[Ints, Ints]:
+        """Return the pass, and the row in the order of that pass, of places in an endless sequence."""
+        passes, place = np.divmod(index, num_rows)
         rows = np.empty_like(place)
         for number in np.unique(passes):
             inside = passes == number
-            rows[inside] = permute(place[inside], self.num_rows, self.seed, int(number))
-        return RowBatch(passes, rows)
+            rows[inside] = permute(place[inside], num_rows, *key, int(number))
+        return passes, rows
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,11 @@ import hashlib
 import io
 import json
 import logging
+import math
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -38,13 +37,21 @@ from mlm.data.formats import (
     supported_suffixes,
     text_blocks,
 )
-from mlm.data.tables import csv_rows, json_rows, parquet_documents, row_documents
+from mlm.data.remote import (
+    hub_documents,
+    hub_repository,
+    hub_revision,
+    open_url,
+    url_facts,
+    url_file_name,
+    url_files,
+)
+from mlm.data.tables import arrow_documents, csv_rows, json_rows, parquet_documents, row_documents
 
-READER_VERSION = 1
+READER_VERSION = 2
 """Changes whenever the same files would give other documents."""
-HTTP = ("http://", "https://")
-HUB_TIMEOUT_S = 10.0
-"""How long the hub may take to say which version of a data set is the current one."""
+SAVED_SPLITS, SAVED_STATE, SAVED_INFO = "dataset_dict.json", "state.json", "dataset_info.json"
+"""What `datasets` writes beside the text: the splits in a folder, the files of one, and what they are."""
 UNSETTLED_NS = 100_000_000
 """A file changed this shortly before may change again under the same time stamp: its digest is not kept."""
 
@@ -56,26 +63,31 @@ def read_documents(
     rule: DocumentRule,
     report: ReadReport | None = None,
     progress: Callable[[int], None] | None = None,
+    bounds: tuple[float, float] = (0, math.inf),
 ) -> Iterator[str]:
     """Yield the documents of one source as they are read.
 
     Args:
         source: where to read; its own `document` is the caller's to apply.
         rule: what a document is in plain text; in all other formats it is a row.
-        report: counts what is read.
+        report: counts what is read, and knows whether bad rows may be left out.
         progress: called with the number of stored bytes after each block, as `source_size` counts them.
+        bounds: documents of fewer or more characters are left out.
 
     Raises:
         InputError: nothing is there, nothing is in it, or it cannot be read; the message says where.
     """
     report = report or ReadReport(source.path)
     before = report.documents
+    shortest, longest = bounds
     for document in _read(source, rule, report, progress):
-        report.add(document)
-        yield document
+        if shortest <= len(document) <= longest:
+            report.add(document)
+            yield document
+        else:
+            report.wrong_length += 1
     if report.documents == before:
-        rows = f": {report.rows:,} rows, none with text" if report.rows else ""
-        raise InputError(f"{source.path}: has no documents{rows}")
+        raise InputError(f"{source.path}: has no documents{report.losses(': ')}")
 
 
 def _read(
@@ -91,7 +103,7 @@ def _read(
 
         yield from read_python_docs()
     elif source.path.startswith(HUB_PREFIX):
-        yield from _hub_documents(source, report)
+        yield from hub_documents(source, report)
     else:
         for name, file in _open_files(source):
             with file:
@@ -102,7 +114,9 @@ def _read(
 def _open_files(source: SourceConfig) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield each file with its name, opened."""
     if not source.is_local:
-        yield source.path, _open_url(source.path)
+        for url in url_files(source.path):
+            _check_format(url, url_file_name(url), source)
+            yield url, open_url(url)
         return
     for path in source_files(source):
         try:
@@ -117,18 +131,21 @@ def _file_documents(
 ) -> Iterator[str]:
     """Yield the documents of one file, of the format that its name says."""
     stored: Any = io.BufferedReader(stored_bytes, BLOCK_BYTES)
-    kind = format_of(name if source.is_local else _url_file_name(name))
+    kind = source.format or format_of(name if source.is_local else url_file_name(name))
     column = source.text_column
     try:
         content = decompressed(stored)
         if kind == "parquet":
             yield from parquet_documents(content, stored, name, column, report)
             return
-        blocks = text_blocks(content, name, source.encoding)
+        if kind == "arrow":
+            yield from arrow_documents(content, name, column, report)
+            return
+        blocks = text_blocks(content, name, source.encoding, source.encoding_errors, report)
         if kind == "text":
-            yield from cut_text(blocks, rule, report)
+            yield from cut_text(blocks, rule, report, name)
         elif kind in ("csv", "tsv"):
-            yield from row_documents(csv_rows(blocks, name, kind == "tsv"), name, column, report)
+            yield from row_documents(csv_rows(blocks, name, kind == "tsv", report), name, column, report)
         else:
             rows = json_rows(blocks, name, kind == "json", report)
             yield from row_documents(rows, name, column, report)
@@ -139,25 +156,27 @@ def _file_documents(
 def source_files(source: SourceConfig) -> list[Path]:
     """Return the files of a local source, sorted.
 
-    A folder stands for every file of a known format below it; hidden ones and other suffixes are passed over.
+    A folder stands for every file of a known format below it; hidden ones and other suffixes are passed over,
+    and of a data set in splits that `datasets` saved, all but the split `train`.
 
     Raises:
         InputError: there is no such path, or no file of a known format.
     """
     try:
-        return _source_files(source.path)
+        return _source_files(source)
     except InputError:
         raise
     except (OSError, ValueError) as error:  # no permission, too long a name, a NUL in it
         raise InputError(f"{source.path}: cannot be read: {one_line(error)}") from error
 
 
-def _source_files(text: str) -> list[Path]:
+def _source_files(source: SourceConfig) -> list[Path]:
+    text = source.path
     path = Path(text).expanduser()
     if path.is_dir():
         found = _files_below(path)
     elif path.exists() or path.is_symlink():
-        return [_checked_file(path)]
+        return [_checked_file(path, source)]
     elif glob.has_magic(text):
         found = [Path(match) for match in glob.glob(str(path), recursive=True) if not os.path.isdir(match)]
     else:
@@ -166,36 +185,65 @@ def _source_files(text: str) -> list[Path]:
         raise InputError(
             f"{text}: has no documents: {'an empty folder' if path.is_dir() else 'no file matches'}"
         )
-    known = [file for file in sorted(found) if file.suffix and format_of(file.name)]
+    known = [file for file in sorted(found) if source.format or (file.suffix and format_of(file.name))]
     others = ", ".join(sorted({file.suffix or file.name for file in set(found) - set(known)})[:8])
     if not known:
         raise InputError(f"{text}: has no documents: only {others}; known formats are {supported_suffixes()}")
     if others:
         log.info("%s: passed over files of other formats: %s", text, others)
-    return [_checked_file(file) for file in known]
+    return [_checked_file(file, source) for file in known]
 
 
 def _files_below(folder: Path) -> list[Path]:
     found = []
     for parent, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        if SAVED_SPLITS in names:
+            folders[:], names = [_saved_split(Path(parent))], []
+        elif SAVED_INFO in names:
+            names = _saved_files(Path(parent), names)
         found += [Path(parent, name) for name in names if not name.startswith(".")]
     return found
+
+
+def _saved_files(folder: Path, names: list[str]) -> list[str]:
+    """Return the files of a data set that `datasets` saved, or of its cache."""
+    if SAVED_STATE in names:
+        state = json.loads((folder / SAVED_STATE).read_text(encoding="utf-8"))
+        return [str(file["filename"]) for file in state["_data_files"]]
+    return [name for name in names if name != SAVED_INFO]
+
+
+def _saved_split(folder: Path) -> str:
+    """Return which split of a saved data set is read."""
+    splits = json.loads((folder / SAVED_SPLITS).read_text(encoding="utf-8"))["splits"]
+    if "train" not in splits and len(splits) > 1:
+        raise InputError(f"{folder}: holds the splits {', '.join(splits)}; name one: {folder / splits[0]}")
+    split = str("train" if "train" in splits else splits[0])
+    log.info("%s: reading the split %s of %s", folder, split, ", ".join(splits))
+    return split
 
 
 def _raise(error: OSError) -> NoReturn:
     raise error
 
 
-def _checked_file(path: Path) -> Path:
+def _checked_file(path: Path, source: SourceConfig) -> Path:
     """Return the path if it is a regular file of a known format."""
     if path.is_symlink() and not path.exists():
         raise InputError(f"{path}: is a symbolic link to nothing")
     if not path.is_file():
         raise InputError(f"{path}: is neither a file nor a folder")
-    if format_of(path.name) is None:
-        raise InputError(f"{path}: unknown format {path.suffix}; known are {supported_suffixes()}")
+    _check_format(str(path), path.name, source)
     return path
+
+
+def _check_format(place: str, name: str, source: SourceConfig) -> None:
+    if not source.format and format_of(name) is None:
+        raise InputError(
+            f"{place}: unknown format {Path(name).suffix}; known are {supported_suffixes()}; "
+            "or say it with format: text (jsonl, ...) at this source"
+        )
 
 
 def source_size(source: SourceConfig) -> int | None:
@@ -203,8 +251,8 @@ def source_size(source: SourceConfig) -> int | None:
     if source.is_local:
         return sum(path.stat().st_size for path in source_files(source))
     if "://" in source.path:
-        size = _url_facts(source.path).get("size")
-        return int(size) if size else None
+        sizes = [int(url_facts(url).get("size") or 0) for url in url_files(source.path)]
+        return sum(sizes) if all(sizes) else None
     return None
 
 
@@ -280,97 +328,24 @@ def source_digest(source: SourceConfig, rule: DocumentRule, digests: DigestCache
     elif source.path.startswith(HUB_PREFIX):
         content = [source.path, _last_hub_revision(source.path, digests)]
     elif not source.is_local:
-        content = [source.path, sorted((key, str(value)) for key, value in _url_facts(source.path).items())]
+        facts_of = ((url, url_facts(url)) for url in url_files(source.path))
+        content = [
+            [url, sorted((key, str(value)) for key, value in known.items())] for url, known in facts_of
+        ]
     else:
-        content = [[format_of(path.name), digests.file_digest(path)] for path in source_files(source)]
-    facts = [READER_VERSION, rule, source.text_column, source.encoding, content]
+        content = [
+            [source.format or format_of(path.name), digests.file_digest(path)]
+            for path in source_files(source)
+        ]
+    facts = [READER_VERSION, rule, source.text_column, source.encoding, source.encoding_errors, content]
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=20).hexdigest()
-
-
-def _file_system(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it."""
-    from fsspec.core import url_to_fs
-
-    options: dict[str, Any] = {}
-    if url.startswith(HTTP):
-        from aiohttp import ClientTimeout
-
-        # The default ends every download after five minutes.
-        options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=10, sock_read=60)}
-    files, path = url_to_fs(url, **options)
-    return files, path
-
-
-def _url_file_name(url: str) -> str:
-    return re.split(r"[?#]", url.partition("::")[0])[0].rpartition("/")[2]
-
-
-def _open_url(url: str) -> IO[bytes]:
-    name = _url_file_name(url)
-    if format_of(name) is None:
-        raise InputError(f"{url}: unknown format {Path(name).suffix}; known are {supported_suffixes()}")
-    try:
-        files, path = _file_system(url)
-        in_order = (
-            {"block_size": 0} if url.startswith(HTTP) else {}
-        )  # not every server can jump about in a file
-        file: IO[bytes] = files.open(path, "rb", **in_order)
-    except Exception as error:  # each protocol has its own exceptions, a missing package among them
-        raise InputError(f"{url}: cannot be opened: {one_line(error.__cause__ or error)}") from error
-    return file
-
-
-def _url_facts(url: str) -> dict[str, Any]:
-    """Return what the server says about a file: size, date, tag."""
-    try:
-        files, path = _file_system(url)
-        return dict(files.info(path))
-    except Exception as error:  # as in _open_url
-        raise InputError(f"{url}: cannot be reached: {one_line(error.__cause__ or error)}") from error
-
-
-def _hub_documents(source: SourceConfig, report: ReadReport) -> Iterator[str]:
-    name, config, split = _hub_parts(source.path)
-    revision = _hub_revision(source.path)
-    try:
-        import datasets
-
-        rows = datasets.load_dataset(name, config, split=split, streaming=True, revision=revision)
-        numbered = zip((f"row {number}" for number in count(1)), rows, strict=False)
-        yield from row_documents(numbered, source.path, source.text_column, report)
-    except InputError:
-        raise
-    except Exception as error:  # the library has a different one for each way to fail
-        raise InputError(f"{source.path}: cannot be read: {one_line(error)}") from error
-
-
-def _hub_parts(path: str) -> tuple[str, str | None, str]:
-    """Return name, configuration and split of a data set."""
-    match = re.fullmatch(r"hub:([^@:]+)(?:@([^:]+))?(?::(.+))?", path)
-    if not match:
-        raise InputError(f"{path}: is not of the form hub:OWNER/NAME[@CONFIG][:SPLIT]")
-    return match[1], match[2], match[3] or "train"
-
-
-def _hub_revision(path: str) -> str:
-    """Return the current commit of a data set.
-
-    It is also the quick test whether the hub can be reached: `load_dataset` would try for half a minute.
-    """
-    from huggingface_hub import HfApi
-
-    name = _hub_parts(path)[0]
-    try:
-        return str(HfApi().dataset_info(name, timeout=HUB_TIMEOUT_S).sha)
-    except Exception as error:  # as in _hub_documents
-        raise InputError(f"{path}: the hub cannot be reached or has no {name}: {one_line(error)}") from error
 
 
 def _last_hub_revision(path: str, digests: DigestCache) -> str:
     """Return the current commit, or without a network the one seen last, which may have been prepared."""
-    key = f"{HUB_PREFIX}{_hub_parts(path)[0]}"
+    key = hub_repository(path)
     try:
-        revision = _hub_revision(path)
+        revision = hub_revision(path)
     except InputError:
         known = digests.recall(key)
         if known is None:

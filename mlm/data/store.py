@@ -4,18 +4,23 @@
   `manifest.json`; `datasets.Dataset.from_file` opens a shard as it is
 - columns: `input_ids` (large_list of uint16 or uint32, no special tokens), `text_hash`, `num_bytes` (uint64)
 - values and offsets are zero-copy numpy views: opening costs the same for any size
-- written to a temporary folder and renamed: a folder with its final name is always whole
+- documents stand in the order of the sources. A shard holds documents of one source and is cut by characters,
+  so the text alone says which: a run that was killed goes on with the shards that are missing, and several
+  machines write a share of the shards each, to the same bytes
+- shards are written into a folder of another name that gets its own when it is whole
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import closing
+from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +30,21 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from mlm.config.errors import InputError
+from mlm.data.cache import PARTIAL, check_room, disk_errors, replacing
+from mlm.data.cleaning import first_of_equals
+from mlm.data.encoding import Encoded, encode_in_order
 from mlm.data.packing import Spans
-from mlm.tokenizer import SpecialTokens, encode_documents
+from mlm.tokenizer import SpecialTokens
 
-MAX_SHARD_TOKENS = 2**26
-"""A shard is closed once it holds this many tokens: 128 MiB of uint16."""
-STORE_VERSION = 1
+SHARD_CHARACTERS = 2**25
+"""A shard is closed once it holds this much text: some 16 MB of tokens."""
+BATCH_CHARACTERS = 2**20
+"""Documents are tokenized together up to about this much text."""
+BATCH_DOCUMENTS = 8192
+"""And up to so many."""
+TABLES_SHARE = 0.2
+"""Room that the row tables take, as a share of the store."""
+STORE_VERSION = 2
 """Changes whenever the same text would give other bytes."""
 
 log = logging.getLogger(__name__)
@@ -40,26 +54,38 @@ class TokenStore:
     """A finished store, opened read-only; tokens are addressed by their place in the whole corpus.
 
     Args:
-        folder: what `build_store` wrote.
+        folder: what `finish_store` made.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-        columns = [_open_shard(folder / name) for name in self.manifest["shards"]]
-        self._values = [values for values, _, _, _ in columns]
+        self._shards = [_open_shard(folder / name) for name in self.manifest["shards"]]
+        self._values = [shard.column("input_ids").values.to_numpy() for shard in self._shards]
         self._bases = np.cumsum([0] + [len(values) for values in self._values])
-        starts = [
-            offsets[:-1] + base for (_, offsets, _, _), base in zip(columns, self._bases[:-1], strict=True)
-        ]
-        self.documents = Spans(
-            np.concatenate(starts), np.concatenate([np.diff(offsets) for _, offsets, _, _ in columns])
-        )
+
+    @cached_property
+    def documents(self) -> Spans:
         """One span a document, (N,)."""
-        self.text_hashes: npt.NDArray[np.uint64] = np.concatenate([hashes for _, _, hashes, _ in columns])
+        offsets = [shard.column("input_ids").offsets.to_numpy() for shard in self._shards]
+        starts = [part[:-1] + base for part, base in zip(offsets, self._bases[:-1], strict=True)]
+        return Spans(np.concatenate(starts), np.concatenate([np.diff(part) for part in offsets]))
+
+    @cached_property
+    def text_hashes(self) -> npt.NDArray[np.uint64]:
         """(N,) hash of each document's text."""
-        self.num_bytes: npt.NDArray[np.uint64] = np.concatenate([sizes for _, _, _, sizes in columns])
+        return np.concatenate([shard.column("text_hash").to_numpy() for shard in self._shards])
+
+    @cached_property
+    def num_bytes(self) -> npt.NDArray[np.uint64]:
         """(N,) UTF-8 bytes of each document's text."""
+        return np.concatenate([shard.column("num_bytes").to_numpy() for shard in self._shards])
+
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """What is known of each source: path, and numbers of documents, tokens and so on."""
+        sources: list[dict[str, Any]] = self.manifest["sources"]
+        return sources
 
     def tokens(self, start: int, length: int) -> npt.NDArray[np.unsignedinteger]:
         """Return a span inside one document, as a view of the file."""
@@ -67,136 +93,213 @@ class TokenStore:
         begin = start - int(self._bases[shard])
         return self._values[shard][begin : begin + length]
 
-    def counts(self, spans: Spans, size: int) -> npt.NDArray[np.int64]:
-        """Return how often each id below `size` occurs in some spans."""
+    def counts(self, size: int, spans: Spans | None = None) -> npt.NDArray[np.int64]:
+        """Return how often each id below `size` occurs in some spans, given in order; None: everywhere."""
+        starts, lengths = self._bases[:-1], np.diff(self._bases)
+        if spans is not None:  # what runs on inside a shard is counted together
+            ends = spans.starts + spans.lengths
+            new = np.append(True, (spans.starts[1:] != ends[:-1]) | np.isin(spans.starts[1:], self._bases))
+            first = np.flatnonzero(new)
+            starts = spans.starts[first]
+            lengths = ends[np.append(first[1:], len(ends)) - 1] - starts
         counts = np.zeros(size, np.int64)
-        order = np.argsort(spans.starts, kind="stable")
-        starts, ends = spans.starts[order], (spans.starts + spans.lengths)[order]
-        # Neighbours are counted together, up to the end of a shard.
-        first = np.ones(len(starts), bool)
-        first[1:] = (starts[1:] != ends[:-1]) | np.isin(starts[1:], self._bases)
-        for start, end in zip(starts[first], ends[np.roll(first, -1)], strict=True):
-            for part in range(int(start), int(end), 2**22):  # bincount copies to int64: keep the copy small
-                counts += np.bincount(self.tokens(part, min(2**22, int(end) - part)), minlength=size)
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+            for part in range(0, length, 2**22):  # bincount copies to int64: keep the copy small
+                ids = self.tokens(start + part, min(length - part, 2**22))
+                counts += np.bincount(ids, minlength=size)
         return counts
 
     def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
         return TokenStore, (self.folder,)  # a data loader process opens the files anew
 
 
-def _open_shard(path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-    batch = pa.ipc.open_stream(pa.memory_map(str(path))).read_next_batch()
-    ids = batch.column("input_ids")
-    return (
-        ids.values.to_numpy(zero_copy_only=True),
-        ids.offsets.to_numpy(zero_copy_only=True),
-        batch.column("text_hash").to_numpy(),
-        batch.column("num_bytes").to_numpy(),
-    )
-
-
-@dataclass
-class _Shard:
-    """The documents of the shard being filled."""
-
-    ids: list[npt.NDArray[Any]] = field(default_factory=list)
-    hashes: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-
-    def write(self, path: Path) -> None:
-        offsets = np.zeros(len(self.ids) + 1, np.int64)
-        np.cumsum([len(ids) for ids in self.ids], out=offsets[1:])
-        columns = {
-            "input_ids": pa.LargeListArray.from_arrays(offsets, np.concatenate(self.ids)),
-            "text_hash": pa.array(self.hashes, pa.uint64()),
-            "num_bytes": pa.array(self.sizes, pa.uint64()),
-        }
-        batch = pa.RecordBatch.from_pydict(columns)
-        with path.open("wb") as file:
-            with pa.ipc.new_stream(file, batch.schema) as writer:
-                writer.write_batch(batch)
-            file.flush()
-            os.fsync(file.fileno())
-
-
 def build_store(
-    folder: Path,
-    documents: Iterable[str],
-    tokenizer: Tokenizer,
-    facts: dict[str, Any] | None = None,
-    progress: Callable[[int], None] | None = None,
+    folder: Path, documents: Iterable[str], tokenizer: Tokenizer, facts: dict[str, Any] | None = None
 ) -> TokenStore:
-    """Tokenize documents into a new store.
+    """Tokenize the documents of one source into a new store, in this process.
 
     Args:
         folder: final place of the store; must not exist.
-        documents: the texts, streamed; at most one shard of tokens is held in memory.
+        documents: the texts, streamed.
         tokenizer: encodes them; literal special tokens in the text become ordinary pieces.
         facts: kept in the manifest.
-        progress: called with the number of documents after each batch.
     """
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shards = write_shards(folder, [documents], tokenizer)
+    store = finish_store(folder, shards, [{"path": "documents"}], facts or {})
+    assert store is not None, "one machine writes all shards"
+    return store
+
+
+def write_shards(
+    folder: Path,
+    sources: Iterable[Iterable[str]],
+    tokenizer: Tokenizer,
+    processes: int = 1,
+    machine: tuple[int, int] = (1, 1),
+    share_read: Callable[[], float | None] = lambda: 1.0,
+) -> list[int]:
+    """Write the shards of a store that are not there yet.
+
+    Args:
+        folder: final place of the store.
+        sources: the documents of each, streamed; memory holds a shard of tokens and a few batches of text.
+        tokenizer: encodes them.
+        processes: how many cores tokenize; decides nothing else.
+        machine: (i, n) writes the share of machine i out of n, counted from 1: every n-th shard.
+        share_read: how much of all text is read so far, to tell how much room the rest will need.
+
+    Returns:
+        The number of shards of each source, those of other machines included.
+
+    Raises:
+        InputError: the disk has no room; finished shards are kept.
+    """
+    partial = _partial(folder)
+    with disk_errors(partial):
+        partial.mkdir(parents=True, exist_ok=True)
+    done = {path.name for path in partial.glob("shard-*")}
+    if done:
+        log.info("token store: going on after %d finished shards", len(done))
+    number, of = machine
+    unknown = SpecialTokens.from_tokenizer(tokenizer).unk
+    shards: list[int] = []
+
+    def is_wanted(shard: int) -> bool:
+        return shard % of == number - 1 and _shard_name(shard) not in done
+
+    batches = _batches(_number_shards(sources, shards), is_wanted)
     try:
-        temporary.mkdir(parents=True)
-        manifest = _write_shards(temporary, documents, tokenizer, progress)
-        if not manifest["shards"]:
-            raise InputError(f"has no documents: none of {manifest['num_without_tokens']} has a token")
-        manifest |= facts or {}
-        (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        temporary.rename(folder)
+        with closing(encode_in_order(batches, tokenizer, processes)) as encoded:
+            for shard, parts in groupby(encoded, key=itemgetter(0)):
+                columns = _shard_columns([part for _, part in parts])
+                # The shards to come are taken to be like this one.
+                following = (shard + 1) / (share_read() or 1.0) - (shard + 1)
+                check_room(partial, columns.nbytes * (1 + max(following, 0) / of) * (1 + TABLES_SHARE))
+                _write_shard(partial / _shard_name(shard), columns, unknown)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if not any(partial.glob("shard-*")):
+            shutil.rmtree(partial, ignore_errors=True)
         raise
+    return shards
+
+
+def finish_store(
+    folder: Path, shards: list[int], sources: list[dict[str, Any]], facts: dict[str, Any]
+) -> TokenStore | None:
+    """Give a store whose shards are all written its manifest and its name.
+
+    Args:
+        folder: final place of the store.
+        shards: what `write_shards` returned.
+        sources: what is known of each source beside the counts.
+        facts: kept in the manifest.
+
+    Returns:
+        The store; None as long as other machines have not written their shards.
+
+    Raises:
+        InputError: the text gave no token at all.
+    """
+    partial = _partial(folder)
+    names = [_shard_name(shard) for shard in range(sum(shards))]
+    if not all((partial / name).exists() for name in names):
+        return None
+    opened = [_open_shard(partial / name) for name in names]
+    if not any(len(shard) for shard in opened):
+        shutil.rmtree(partial)
+        raise InputError("the text gives no tokens: it holds nothing that the vocabulary can write")
+    first = first_of_equals(np.concatenate([shard.column("text_hash").to_numpy() for shard in opened]))
+    counted, begin, row = [], 0, 0
+    for source, number in zip(sources, shards, strict=True):
+        counts = _source_counts(opened[begin : begin + number])
+        duplicates = int((~first[row : row + counts["num_documents"]]).sum())
+        counted.append({**source, **counts, "num_duplicates": duplicates})
+        begin, row = begin + number, row + counts["num_documents"]
+    totals = {name: sum(source[name] for source in counted) for name in counted[0] if name.startswith("num_")}
+    manifest = {"version": STORE_VERSION, **totals, **facts, "sources": counted, "shards": names}
+    with replacing(partial / "manifest.json") as temporary:
+        temporary.write_text(json.dumps(manifest, indent=1))
+    partial.rename(folder)
     return TokenStore(folder)
 
 
-def _write_shards(
-    folder: Path, documents: Iterable[str], tokenizer: Tokenizer, progress: Callable[[int], None] | None
-) -> dict[str, Any]:
-    dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32
-    unknown = SpecialTokens.from_tokenizer(tokenizer).unk
-    totals = {"num_documents": 0, "num_tokens": 0, "num_unknown": 0, "num_without_tokens": 0}
-    shards: list[str] = []
-    shard, held = _Shard(), 0
-
-    def close() -> None:
-        name = f"shard-{len(shards):05d}.arrow"
-        shard.write(folder / name)
-        shards.append(name)
-
-    for texts in _batches(documents):
-        for text, encoded in zip(texts, encode_documents(tokenizer, texts), strict=True):
-            ids = np.array(encoded, dtype)
-            if not len(ids):
-                totals["num_without_tokens"] += 1
-                continue
-            if held and held + len(ids) > MAX_SHARD_TOKENS:
-                close()
-                shard, held = _Shard(), 0
-            raw = text.encode()
-            shard.ids.append(ids)
-            shard.hashes.append(int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little"))
-            shard.sizes.append(len(raw))
-            held += len(ids)
-            totals["num_documents"] += 1
-            totals["num_tokens"] += len(ids)
-            totals["num_unknown"] += int((ids == unknown).sum())
-        if progress:
-            progress(len(texts))
-    if held:
-        close()
-    return {"version": STORE_VERSION, **totals, "shards": shards}
+def _partial(folder: Path) -> Path:
+    return folder.with_name(folder.name + PARTIAL)
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Group texts into batches that are worth the threads of the tokenizer but bounded in memory."""
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= 2**20 or len(batch) >= 4096:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _shard_name(shard: int) -> str:
+    return f"shard-{shard:05d}.arrow"
+
+
+def _number_shards(sources: Iterable[Iterable[str]], shards: list[int]) -> Iterator[tuple[int, str]]:
+    """Yield each document with the number of its shard, and count the shards of each source."""
+    shard = -1
+    for documents in sources:
+        before, room = shard, 0
+        for text in documents:
+            if room <= 0:
+                shard, room = shard + 1, SHARD_CHARACTERS
+            room -= len(text)
+            yield shard, text
+        shards.append(shard - before)
+
+
+def _batches(
+    numbered: Iterable[tuple[int, str]], is_wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, list[str]]]:
+    """Group the documents of the wanted shards into batches worth a message to another process."""
+    for shard, documents in groupby(numbered, key=itemgetter(0)):
+        if not is_wanted(shard):
+            continue
+        texts: list[str] = []
+        room = BATCH_CHARACTERS
+        for _, text in documents:
+            texts.append(text)
+            room -= len(text)
+            if room <= 0 or len(texts) == BATCH_DOCUMENTS:
+                yield shard, texts
+                texts, room = [], BATCH_CHARACTERS
+        if texts:
+            yield shard, texts
+
+
+def _shard_columns(parts: list[Encoded]) -> pa.RecordBatch:
+    """Return the rows of a shard; the number of documents without tokens, which have none, beside them."""
+    ids, lengths, hashes, sizes = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    filled = lengths > 0
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[filled])])
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "input_ids": pa.LargeListArray.from_arrays(offsets, ids),
+            "text_hash": pa.array(hashes[filled]),
+            "num_bytes": pa.array(sizes[filled]),
+        }
+    )
+    return batch.replace_schema_metadata({"num_without_tokens": str(int((~filled).sum()))})
+
+
+def _write_shard(path: Path, batch: pa.RecordBatch, unknown: int) -> None:
+    num_unknown = int((batch.column("input_ids").values.to_numpy() == unknown).sum())
+    batch = batch.replace_schema_metadata({**batch.schema.metadata, b"num_unknown": str(num_unknown)})
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        with pa.ipc.new_stream(file, batch.schema) as writer:
+            writer.write_batch(batch)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _open_shard(path: Path) -> pa.RecordBatch:
+    return pa.ipc.open_stream(pa.memory_map(str(path))).read_next_batch()
+
+
+def _source_counts(shards: list[pa.RecordBatch]) -> dict[str, int]:
+    """Return the counts of the shards of one source."""
+    return {
+        "num_documents": sum(len(shard) for shard in shards),
+        "num_tokens": sum(len(shard.column("input_ids").values) for shard in shards),
+        "num_bytes": sum(int(shard.column("num_bytes").to_numpy().sum()) for shard in shards),
+        **{
+            name: sum(int(shard.schema.metadata[name.encode()]) for shard in shards)
+            for name in ("num_unknown", "num_without_tokens")
+        },
+    }

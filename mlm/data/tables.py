@@ -1,8 +1,9 @@
-"""Files of rows as documents: JSON lines, CSV, TSV and parquet; a row is a document.
+"""Files of rows as documents: JSON lines, CSV, TSV, parquet and Arrow; a row is a document.
 
 - every cell is text as it stands in the file: `NA` is a word, never a missing value
 - the text is in the column asked for, else in `text`, else in the only column that holds words
-- a row without text is counted and passed over; a row whose text is something else is an error
+- a row without text is counted and passed over; one that cannot be read, or whose text is something else, is
+  an error, or counted too where the user wants that
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mlm.config.errors import InputError
-from mlm.data.formats import BLOCK_BYTES, ReadReport, StoredBytes, one_line, split_lines
+from mlm.data.formats import BLOCK_BYTES, ReadReport, StoredBytes, good_lines, one_line
 
 HEAD_ROWS = 32
 """Rows looked at to find the column that holds the text."""
 PARQUET_BYTES = 1 << 24
 """About how much of a parquet file is decoded at a time: thousands of sentences or a few books."""
+
+ARROW_FILE = b"ARROW1\0\0"
+"""What the file format has before the stream in it."""
 
 Row = tuple[str, dict[str, Any]]
 """Where a row stands ("line 3"), and its cells."""
@@ -80,7 +84,7 @@ def _cell_text(value: Any, place: str, column: str, report: ReadReport) -> Itera
         # JSON can spell half a surrogate pair, which no encoding can store.
         yield value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
     else:
-        raise InputError(f"{place}: {column} is {_shortened(repr(value))}, which is not text")
+        report.bad_row(f"{place}: {column} is {_shortened(repr(value))}, which is not text")
 
 
 def _shortened(text: str) -> str:
@@ -105,15 +109,20 @@ def json_rows(blocks: Iterator[str], name: str, array_allowed: bool, report: Rea
         elif isinstance(value, dict):
             yield place, value
         else:
-            raise InputError(f"{name}, {place}: {_shortened(repr(value))} is not a JSON object")
+            report.bad_row(f"{name}, {place}: {_shortened(repr(value))} is not a JSON object")
 
 
 def _json_lines(blocks: Iterator[str], name: str, report: ReadReport) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(split_lines(blocks), 1):
-        if line.strip():
-            yield f"line {number}", _parse_json(line, name, number)
-        else:
+    for number, line in enumerate(good_lines(blocks, name, report), 1):
+        if not line.strip():
             report.blank_lines += 1
+            continue
+        try:
+            value = _parse_json(line, name, number)
+        except InputError as error:
+            report.bad_row(str(error))
+            continue
+        yield f"line {number}", value
 
 
 def _parse_json(text: str, name: str, line: int) -> Any:
@@ -126,7 +135,7 @@ def _parse_json(text: str, name: str, line: int) -> Any:
         raise InputError(f"{name}, line {line}: not readable JSON: {one_line(error)}") from None
 
 
-def csv_rows(blocks: Iterator[str], name: str, tabs: bool) -> Iterator[Row]:
+def csv_rows(blocks: Iterator[str], name: str, tabs: bool, report: ReadReport | None = None) -> Iterator[Row]:
     """Yield the rows of a comma- or tab-separated file, whose first row names the columns.
 
     Cells may be quoted, and hold line breaks then. In a tab-separated file that needs no quoting a stray
@@ -135,33 +144,39 @@ def csv_rows(blocks: Iterator[str], name: str, tabs: bool) -> Iterator[Row]:
     Raises:
         InputError: a row has more cells than the header, or a quote is left open.
     """
+    report = report or ReadReport(name)
     head = next(blocks, "")
     blocks = chain([head], blocks)
     unquoted = tabs and _is_plain_table(head)
     delimiter = "\t" if tabs else max(",;\t", key=head.partition("\n")[0].count)
     csv.field_size_limit(2**31 - 1)  # the default refuses a cell above 128 KiB
     reader = csv.reader(
-        (line + "\n" for line in split_lines(blocks)),
+        (line + "\n" for line in good_lines(blocks, name, report)),
         delimiter=delimiter,
         quoting=csv.QUOTE_NONE if unquoted else csv.QUOTE_MINIMAL,
         strict=True,
     )
-    try:
-        header = next(reader, [])
-        header = [_without_quotes(cell) for cell in header] if unquoted else header
-        for cells in reader:
-            if len(cells) > len(header):
-                raise InputError(
-                    f"{name}, line {reader.line_num}: {len(cells)} cells under {len(header)} columns; "
-                    f"put a text that holds {delimiter!r} or a line break in double quotes"
-                )
-            if cells:
-                texts = map(_without_quotes, cells) if unquoted else cells
-                yield f"line {reader.line_num}", dict(zip(header, texts, strict=False))
-    except csv.Error as error:
-        raise InputError(
-            f"{name}, line {reader.line_num}: {one_line(error)}; in a quoted cell, write a double quote twice"
-        ) from None
+    header: list[str] | None = None
+    while True:
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            place = f"{name}, line {reader.line_num}"
+            report.bad_row(f"{place}: {one_line(error)}; in a quoted cell, write a double quote twice")
+            continue
+        if cells is None:
+            return
+        if unquoted:
+            cells = list(map(_without_quotes, cells))
+        if header is None:
+            header = cells
+        elif len(cells) > len(header):
+            report.bad_row(
+                f"{name}, line {reader.line_num}: {len(cells)} cells under {len(header)} columns; "
+                f"put a text that holds {delimiter!r} or a line break in double quotes"
+            )
+        elif cells:
+            yield f"line {reader.line_num}", dict(zip(header, cells, strict=False))
 
 
 def _is_plain_table(head: str) -> bool:
@@ -209,6 +224,30 @@ def parquet_documents(
                 row += 1
                 yield from _cell_text(value, f"{name}, row {row}", column, report)
             stored_bytes.reach(row / num_rows)
+
+
+def arrow_documents(stream: Any, name: str, column: str | None, report: ReadReport) -> Iterator[str]:
+    """Yield the texts of an Arrow file, in the stream or the file format.
+
+    Args:
+        stream: the content; read in order, since a file is a stream with an index behind it.
+        name: the file's name for errors.
+        column: the column that holds the text; None: find it.
+        report: counts rows.
+    """
+    content = io.BufferedReader(stream)
+    if content.peek(len(ARROW_FILE))[: len(ARROW_FILE)] == ARROW_FILE:
+        content.read(len(ARROW_FILE))
+    batches = pa.ipc.open_stream(content)
+    schema = batches.schema
+    column = _choose_column(name, schema.names, [f.name for f in schema if _is_string(f.type)], column)
+    report.rules[f"rows (column {column})"] += 1
+    row = 0
+    for batch in batches:
+        for start in range(0, len(batch), HEAD_ROWS):  # few at a time: a batch may be the whole file
+            for value in batch.column(column).slice(start, HEAD_ROWS).to_pylist():
+                row += 1
+                yield from _cell_text(value, f"{name}, row {row}", column, report)
 
 
 def _is_string(kind: pa.DataType) -> bool:

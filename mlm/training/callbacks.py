@@ -89,8 +89,9 @@ class Clock(StepCallback):
 
     def __init__(self, config: PretrainConfig, progress: Progress, rows: Rows):
         self.progress, self.rows, self.batch_size = progress, rows, config.trainer.global_batch_size
-        self.sampler = TrainingSampler(len(rows), config.seed, self.batch_size, self.batch_size)
-        self.tokens_per_step = rows.num_tokens(np.arange(len(rows))) / len(rows) * self.batch_size
+        size = self.batch_size
+        self.sampler = TrainingSampler(len(rows), config.seed, size, size, parts=rows.parts)
+        self.tokens_per_step = rows.tokens_per_row * size
         """Tokens of an optimizer step on average."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:

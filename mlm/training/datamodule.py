@@ -49,6 +49,7 @@ class PretrainDataModule(pl.LightningDataModule):
                 rank=self.trainer.global_rank,
                 world_size=self.trainer.world_size,
                 rows_consumed=self.progress.rows,
+                parts=self.corpus.train.parts,
             ),
             batch_size=None,
             num_workers=(2 if on_gpu else 0) if workers is None else workers,

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +7,7 @@ import torch
 from mlm.config.data import MaskingConfig
 from mlm.data.collate import MaskedRows, Rows, build_masking
 from mlm.data.packing import pack_documents
-from mlm.data.sampler import RowBatch
+from mlm.data.sampler import Part, RowBatch
 from mlm.data.store import build_store
 from mlm.tokenizer import SpecialTokens, encode_documents
 
@@ -47,6 +49,11 @@ def test_rows_hold_the_documents_and_the_right_special_tokens(rows_of, documents
             assert inside[0] == special.cls
             assert inside[-1] == special.sep
     assert rows.num_tokens(np.arange(len(rows))) == (numbers > 0).sum()
+    assert rows.num_tokens(np.array([3, 1, 3])) == (numbers[[3, 1, 3]] > 0).sum()
+    assert rows.tokens_per_row == pytest.approx((numbers > 0).sum(1).mean())
+    mixed = replace(rows, parts=(Part(5, 1), Part(len(rows) - 5, 3)))
+    means = (numbers[:5] > 0).sum(1).mean(), (numbers[5:] > 0).sum(1).mean()
+    assert mixed.tokens_per_row == pytest.approx((means[0] + 3 * means[1]) / 4)
 
 
 def test_concat_keeps_the_order_of_the_documents(rows_of, documents, tokenizer):

@@ -9,7 +9,7 @@ import pytest
 
 from mlm.config.data import CorpusConfig, SourceConfig, TokenizerConfig
 from mlm.config.errors import InputError
-from mlm.data.corpus import prepare_corpus, prepare_evaluation, split_documents
+from mlm.data.corpus import prepare_corpus, prepare_evaluation, prepare_store, split_documents
 from mlm.data.store import build_store
 
 
@@ -98,6 +98,19 @@ def files_below(folder):
     return sorted(os.path.join(d, f) for d, _, files in os.walk(folder) for f in files if f != "digests.json")
 
 
+def test_validation_is_drawn_from_all_sources(tmp_path, documents):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("\n".join(f"{name} {document}" for document in documents))
+    sources = [SourceConfig(str(tmp_path / f"{name}.txt")) for name in "ab"]
+    options = CorpusConfig(
+        sources=sources, document="line", validation_fraction=0.5, max_validation_tokens=500
+    )
+    corpus = prepare_corpus(options, VOCABULARY)
+    boundary = corpus.sources[0]["num_tokens"]
+    in_first = (corpus.validation.table.pieces.starts < boundary).mean()
+    assert 0.2 < in_first < 0.8
+
+
 def test_second_preparation_reuses_everything(text, caplog):
     prepare_corpus(config(text), VOCABULARY)
     cache = os.environ["MLM_CACHE"]
@@ -176,3 +189,144 @@ def test_several_processes_prepare_together(text):
     folders = {run.communicate(timeout=120)[0].strip() for run in runs}
     assert len(folders) == 1
     assert all(run.returncode == 0 for run in runs)
+
+
+# ---------------------------------------------------------------------------- copies, mixes, what is told
+
+
+REPEATS = ["a lamp"] * 100 + ["the boat"] * 100 + [f"line {number} stands alone" for number in range(5)]
+
+
+def repeats(tmp_path, **options):
+    path = tmp_path / "repeats.txt"
+    path.write_text("\n".join(REPEATS))
+    return config(path, **options)
+
+
+def tokens_of(part, store):
+    pieces = zip(part.table.pieces.starts.tolist(), part.table.pieces.lengths.tolist(), strict=True)
+    return [tuple(store.tokens(*piece).tolist()) for piece in pieces]
+
+
+def test_duplicates_are_told_and_left_out_on_request(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        corpus = prepare_corpus(repeats(tmp_path), VOCABULARY)
+    assert (
+        "duplicates: 198 of 205 documents (96.6%) repeat an earlier one; data.deduplicate=exact"
+        in caplog.text
+    )
+    assert len(tokens_of(corpus.train, corpus.store) + tokens_of(corpus.validation, corpus.store)) == 205
+    corpus = prepare_corpus(repeats(tmp_path, deduplicate="exact"), VOCABULARY)
+    pieces = tokens_of(corpus.train, corpus.store) + tokens_of(corpus.validation, corpus.store)
+    assert len(pieces) == len(set(pieces)) == 7
+    rows = prepare_evaluation(repeats(tmp_path, deduplicate="exact"), corpus.tokenizer)
+    first = [REPEATS.index(text) for text in dict.fromkeys(REPEATS)]
+    assert sorted(rows.table.pieces.starts.tolist()) == rows.store.documents.starts[first].tolist()
+
+
+def test_a_copy_in_another_source_is_left_out(tmp_path, documents):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("\n".join(documents[:250]))
+    sources = [SourceConfig(str(tmp_path / f"{name}.txt")) for name in "ab"]
+    corpus = prepare_corpus(CorpusConfig(sources=sources, document="line", deduplicate="exact"), VOCABULARY)
+    boundary = corpus.sources[0]["num_tokens"]
+    assert (corpus.train.table.pieces.starts < boundary).all()
+    assert corpus.sources[1]["num_duplicates"] == 250
+
+
+def test_near_copies_are_left_out_and_remembered(tmp_path, documents, monkeypatch):
+    pytest.importorskip("rensa")
+    book = " ".join(documents[:40])
+    path = tmp_path / "near.txt"
+    path.write_text("\n".join([book, f"{book} the end", *documents[40:]]))
+    options = config(path, deduplicate="near")
+    corpus = prepare_corpus(options, VOCABULARY)
+    second = int(corpus.store.documents.starts[1])
+    used = [*corpus.train.table.pieces.starts, *corpus.validation.table.pieces.starts]
+    assert 0 in used
+    assert second not in used
+    monkeypatch.setattr("mlm.data.corpus.first_of_similar", None)
+    prepare_corpus(config(path, deduplicate="near", seq_len=64), VOCABULARY)
+
+
+def test_weights_are_shares_of_the_training_tokens(tmp_path, documents):
+    texts = {"large": documents, "small": [f"{document} {document}" for document in documents[:30]]}
+    sources = []
+    for (name, lines), weight in zip(texts.items(), (3, 1), strict=True):
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines))
+        sources.append(SourceConfig(str(tmp_path / f"{name}.txt"), weight=weight))
+    options = CorpusConfig(sources=sources, document="line", seq_len=32)
+    corpus = prepare_corpus(options, VOCABULARY)
+    parts, pieces, offsets = corpus.train.parts, corpus.train.table.pieces, corpus.train.table.offsets
+    assert [part.name for part in parts] == [source.path for source in sources]
+    assert sum(part.num_rows for part in parts) == len(corpus.train)
+    end = offsets[parts[0].num_rows]
+    boundary = corpus.sources[0]["num_tokens"]
+    assert (pieces.starts[:end] < boundary).all()
+    assert (pieces.starts[end:] >= boundary).all()
+    tokens = [pieces.lengths[:end].sum(), pieces.lengths[end:].sum()]
+    drawn = [part.per_block / part.num_rows * count for part, count in zip(parts, tokens, strict=True)]
+    assert drawn[0] / sum(drawn) == pytest.approx(0.75, abs=1e-3)
+    again = prepare_corpus(options, VOCABULARY)  # from the cache
+    assert again.train.parts == parts
+    plain = CorpusConfig(sources=[SourceConfig(source.path) for source in sources], document="line")
+    assert prepare_corpus(plain, VOCABULARY).train.parts == ()
+
+
+def test_a_source_with_nothing_to_train_on_gives_its_weight_away(tmp_path, documents, caplog):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("\n".join(documents[:250]))
+    sources = [SourceConfig(str(tmp_path / f"{name}.txt"), weight=1) for name in "ab"]
+    corpus = prepare_corpus(CorpusConfig(sources=sources, document="line", deduplicate="exact"), VOCABULARY)
+    assert [part.name for part in corpus.train.parts] == [sources[0].path]
+    assert "nothing is left to train on; its weight goes to the others" in caplog.text
+
+
+def test_unknown_tokens_are_told_by_source(tmp_path, tokenizer, caplog):
+    vocabulary = tmp_path / "tokenizer.json"
+    tokenizer.save(str(vocabulary))
+    for name, text in (("good", "the boat\n"), ("bad", "the harbour waits\u03c8 every \u2602 lamp\n")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    sources = [SourceConfig(str(tmp_path / f"{name}.txt")) for name in ("good", "bad")]
+    with caplog.at_level(logging.INFO):
+        prepare_corpus(CorpusConfig(sources=sources, document="line"), TokenizerConfig(path=str(vocabulary)))
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert any("bad.txt" in line and "of the tokens are unknown" in line for line in warnings)
+    assert not any("good.txt" in line for line in warnings)
+    assert "unknown tokens: 2 (" in caplog.text
+
+
+def test_what_is_told_is_told_again_when_reused(text, caplog):
+    with caplog.at_level(logging.INFO):
+        prepare_corpus(config(text), VOCABULARY)
+        first = [record.message for record in caplog.records]
+        caplog.clear()
+        prepare_corpus(config(text), VOCABULARY)
+    again = [record.message for record in caplog.records]
+    for line in first[first.index(next(line for line in first if "median" in line)) :]:
+        assert line in again
+    assert any("300 documents, median" in line for line in again)
+
+
+def test_lengths_and_bad_rows_are_part_of_the_key(tmp_path, documents):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in documents))
+    options = [{}, {"min_length": 60}, {"max_length": 120}, {"skip_bad_rows": True}, {"max_documents": 290}]
+    stores = [prepare_corpus(config(path, **option), VOCABULARY).store for option in options]
+    assert len({store.folder for store in stores}) == len(options)
+    lengths = [len(document) for document in documents]
+    counts = [store.manifest["num_documents"] for store in stores]
+    assert counts == [300, sum(n >= 60 for n in lengths), sum(n <= 120 for n in lengths), 300, 290]
+
+
+def test_opening_does_not_count_again(text, monkeypatch):
+    corpus = prepare_corpus(config(text), VOCABULARY)
+    monkeypatch.setattr("mlm.data.store.TokenStore.counts", None)
+    again = prepare_corpus(config(text), VOCABULARY)
+    assert again.unigram_entropy == corpus.unigram_entropy
+
+
+def test_machines_prepare_one_corpus(text):
+    stores = [prepare_store(config(text), VOCABULARY, (number, 2))[1] for number in (2, 1)]
+    assert sum(store is not None for store in stores) == 1
+    assert prepare_corpus(config(text), VOCABULARY).store.folder == next(s.folder for s in stores if s)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mlm.data.packing import Spans, pack_documents
+from mlm.data.packing import RowTable, Spans, pack_documents
 
 SEQ_LEN = 16
 
@@ -87,3 +87,8 @@ def test_none_gives_every_document_its_own_rows():
 
 def test_a_document_of_2000_tokens_takes_16_rows_of_128():
     assert len(pack_documents(documents([2000]), 128, "isolate")) == 16
+
+
+def test_joined_tables_hold_the_rows_of_all():
+    tables = [pack_documents(documents(lengths), SEQ_LEN, "isolate") for lengths in ([3, 20], [], [7, 7])]
+    assert rows_of(RowTable.joined(tables)) == [row for table in tables for row in rows_of(table)]

@@ -3,7 +3,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from mlm.data.sampler import TrainingSampler, ValidationSampler
+from mlm.data.sampler import BLOCK_ROWS, Part, TrainingSampler, ValidationSampler, divide_block
 
 
 def draw(count, **options):
@@ -54,3 +54,68 @@ def test_the_first_batch_costs_the_same_anywhere():
     batch = next(iter(far))
     assert batch.passes.tolist() == [1000] * 4
     assert len(set(batch.rows.tolist())) == 4
+
+
+# ---------------------------------------------------------------------------------------- weighted mixes
+
+SHARES = [0.5, 0.3, 0.2]
+PARTS = tuple(map(Part, [2500, 40, 7], divide_block(SHARES)))
+MIX = {"num_rows": 2547, "parts": PARTS, "global_batch_size": 512, "micro_batch_size": 512}
+
+
+@pytest.mark.parametrize(
+    "shares", [[1.0], [1, 1, 1], [0.7, 0.3], [1e-9, 1.0], [3, 2, 1e-6, 1e-6], [1.0] * 1000]
+)
+def test_a_block_is_divided_in_proportion(shares):
+    counts = divide_block(shares)
+    assert sum(counts) == BLOCK_ROWS
+    exact = np.array(shares) / sum(shares) * BLOCK_ROWS
+    assert min(counts) >= 1
+    assert np.abs(counts - np.maximum(exact, 1)).max() <= 2 + (exact < 1).sum()
+
+
+def stream_of(parts):
+    """The stream of MIX as (part, pass, row of the part)."""
+    first = np.cumsum([0] + [part.num_rows for part in parts])
+    stream = []
+    for found, row in draw(2 * BLOCK_ROWS // 512, **MIX):
+        part = int(np.searchsorted(first, row, side="right")) - 1
+        stream.append((part, found, row - int(first[part])))
+    return stream
+
+
+def test_every_block_holds_the_shares():
+    stream = stream_of(PARTS)
+    for start in (0, BLOCK_ROWS):
+        owners = [part for part, _, _ in stream[start : start + BLOCK_ROWS]]
+        assert [owners.count(part) for part in range(3)] == [part.per_block for part in PARTS]
+        assert 150 < owners[:512].count(0) < 350, "mixed, not one part after the other"
+    assert [part for part, _, _ in stream[:BLOCK_ROWS]] != [part for part, _, _ in stream[BLOCK_ROWS:]]
+
+
+def test_every_part_is_read_whole_before_it_is_repeated():
+    for number, part in enumerate(PARTS):
+        mine = [(found, row) for owner, found, row in stream_of(PARTS) if owner == number]
+        for found in range(len(mine) // part.num_rows):
+            once = [row for passed, row in mine if passed == found]
+            assert sorted(once) == list(range(part.num_rows))
+        assert [found for found, _ in mine] == sorted(found for found, _ in mine)
+
+
+@pytest.mark.parametrize("consumed", [512, 4096, 5120])
+def test_mix_resumes_with_the_next_row(consumed):
+    assert draw(3, **MIX, rows_consumed=consumed) == draw(3 + consumed // 512, **MIX)[consumed:]
+
+
+def test_mix_is_the_same_for_any_number_of_ranks():
+    options = MIX | {"global_batch_size": 8, "micro_batch_size": 2}
+    ranks = [draw(8, **options, rank=rank, world_size=2) for rank in range(2)]
+    together = [ranks[rank][4 * step + place] for step in range(4) for rank in range(2) for place in range(4)]
+    assert together == draw(4, **(options | {"micro_batch_size": 8}))
+
+
+def test_the_first_batch_of_a_mix_costs_the_same_anywhere():
+    parts = tuple(map(Part, [10**9, 10**6], divide_block([0.5, 0.5])))
+    far = TrainingSampler(10**9 + 10**6, 0, 4, 4, rows_consumed=10**12 + 7, parts=parts)
+    batch = next(iter(far))
+    assert set(batch.passes.tolist()) <= {500, 500_000}

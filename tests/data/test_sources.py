@@ -8,6 +8,7 @@ import http.server
 import json
 import lzma
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -90,6 +92,22 @@ def test_options_of_a_source_are_followed(tmp_path: Path) -> None:
     assert read(table, text_column="body") == ["b c"]
 
 
+@pytest.mark.parametrize("suffix", ["txt", "jsonl", "csv", "tsv"])
+def test_byte_order_mark_is_in_no_text_and_no_column_name(tmp_path: Path, suffix: str) -> None:
+    rows = {"txt": "harbour lights", "jsonl": '{"text": "harbour lights"}', "csv": "text,n\nharbour lights,1"}
+    rows["tsv"] = rows["csv"].replace(",", "\t")
+    for encoding in ("utf-8-sig", "utf-8"):
+        path = write(tmp_path / f"a.{suffix}", f"\ufeff{rows[suffix]}\n".encode())
+        assert read(path, encoding=encoding) == ["harbour lights"]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_line_ends_make_the_same_documents(tmp_path: Path, end: bytes) -> None:
+    path = write(tmp_path / "a.txt", end.join([b"one", b"two", b" ", b"", b"three"]) + end)
+    assert read(path, "line") == ["one", "two", "three"]
+    assert read(path, "paragraph") == ["one two", "three"]
+
+
 def test_folder_is_read_sorted_without_hidden_and_foreign_files(tmp_path: Path) -> None:
     for name in ("b.txt", "a/z.md", "a/a.txt.gz", "c.txt"):
         write(tmp_path / name, name)
@@ -148,7 +166,7 @@ def test_source_without_documents_is_an_error(tmp_path: Path, content: str) -> N
 
 def test_table_without_documents_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "nulls.jsonl", '{"text": null}\n{"text": ""}\n')
-    with pytest.raises(InputError, match=r"nulls\.jsonl: has no documents: 2 rows, none with text"):
+    with pytest.raises(InputError, match=r"nulls\.jsonl: has no documents: 2 of 2 rows had no text"):
         read(path)
     for name, data in {"e.csv": "", "f.csv": "text\n", "g.jsonl": "", "h.json": "[]"}.items():
         with pytest.raises(InputError, match="has no documents"):
@@ -174,7 +192,7 @@ def test_paths_without_files_are_errors(tmp_path: Path) -> None:
         tmp_path / "other": r"has no documents: only \.pdf; known formats are \.txt",
         tmp_path
         / "other"
-        / "a.pdf": r"a\.pdf: unknown format \.pdf; known are \.txt .*\.parquet, each also with \.gz",
+        / "a.pdf": r"a\.pdf: unknown format \.pdf; known are .* \.arrow, each also with .*format: text",
         tmp_path / "link.txt": r"link\.txt: is a symbolic link to nothing",
         tmp_path / "pipe.txt": r"pipe\.txt: is neither a file nor a folder",
         tmp_path / ("x" * 300): "cannot be read: File name too long",
@@ -447,3 +465,121 @@ def test_long_line_is_read_in_linear_time(tmp_path: Path) -> None:
     assert [len(document) for document in read(path)] == [32 << 20]
     assert time.monotonic() - start < 10
     shutil.rmtree(tmp_path)
+
+
+# ------------------------------------------------------------------------- what is asked of a source
+
+
+def test_format_can_be_said(tmp_path: Path) -> None:
+    rows = "\n".join(json.dumps({"text": text}) for text in DOCUMENTS)
+    path = write(tmp_path / "a" / "corpus.data", rows)
+    assert read(path, format="jsonl") == read(path.parent, format="jsonl") == DOCUMENTS
+    assert read(write(tmp_path / "b.jsonl", "{not json"), format="text") == ["{not json"]
+    with pytest.raises(InputError, match=r"corpus\.data: unknown format \.data; known are .*format: text"):
+        read(path)
+    cache = DigestCache(tmp_path / "digests.json")
+    assert digest(path, cache, format="text") != digest(path, cache, format="jsonl")
+
+
+def test_bytes_outside_the_encoding_are_replaced_on_request(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", b"one\ncaf\xe9 \xff\xfe\nthree\n")
+    report = ReadReport("a")
+    source = SourceConfig(str(path), encoding_errors="replace")
+    assert list(read_documents(source, "line", report)) == ["one", "caf\ufffd \ufffd\ufffd", "three"]
+    assert report.replaced_bytes == 3
+    assert "3 bytes replaced" in report.summary()
+
+
+BAD_FILES = {
+    "a.txt": (b"one\nbad \xe9\nthree\n", r"a\.txt, line 2: 0xe9 is not in the encoding"),
+    "b.jsonl": (
+        b'{"text": "one"}\n\n{"text": "t\n{"text": 7}\n[]\n{"text": "\xff"}\n{"text": "three"}',
+        r"b\.jsonl, line 3, column 10: not valid JSON",
+    ),
+    "c.csv": (b'text,n\none,1\n"two" x,1\n1,2,3\nthree,2\n', r"c\.csv, line 3: ',' expected"),
+    "d.tsv": (b"text\tn\none\t1\nx\ty\tz\nthree\t2\n", r"d\.tsv, line 3: 3 cells under 2 columns"),
+    "e.json": (b'[{"text": "one"}, {"text": 2}, {"text": "three"}]', r"e\.json, item 2: text is 2"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_rows_are_skipped_on_request_and_counted(tmp_path: Path, name: str) -> None:
+    data, first = BAD_FILES[name]
+    source = SourceConfig(str(write(tmp_path / name, data)))
+    with pytest.raises(InputError, match=rf"{name}, (line|item) \d"):
+        list(read_documents(source, "line"))
+    report = ReadReport(name, skip_bad_rows=True)
+    assert list(read_documents(source, "line", report)) == ["one", "three"]
+    assert report.bad_rows == {"b.jsonl": 4, "c.csv": 2}.get(name, 1)
+    assert re.search(rf"{report.bad_rows} bad rows? skipped \(the first: .*{first}", report.summary())
+
+
+def test_source_of_bad_rows_only_has_no_documents(tmp_path: Path) -> None:
+    source = SourceConfig(str(write(tmp_path / "a.jsonl", "{\n{\n")))
+    with pytest.raises(InputError, match=r"has no documents: 2 bad rows skipped \(the first: .*line 1"):
+        list(read_documents(source, "line", ReadReport("a", skip_bad_rows=True)))
+
+
+def test_documents_of_the_wrong_length_are_left_out(tmp_path: Path) -> None:
+    path, report = write(tmp_path / "a.txt", "ab\nabc\nabcd\nabcde\n"), ReadReport("a")
+    source = SourceConfig(str(path))
+    assert list(read_documents(source, "line", report, bounds=(3, 4))) == ["abc", "abcd"]
+    assert "2 documents left out for their length" in report.summary()
+    with pytest.raises(InputError, match="has no documents: 4 documents left out for their length"):
+        list(read_documents(source, "line", bounds=(9, 99)))
+
+
+# ------------------------------------------------------------------------------- what `datasets` saves
+
+
+def saved(folder: Path, texts: list[str], **options: int) -> Path:
+    datasets.Dataset.from_dict({"id": list(range(len(texts))), "text": texts}).save_to_disk(folder, **options)
+    return folder
+
+
+def test_saved_data_set_is_read(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "d", DOCUMENTS, num_shards=2)
+    (folder / "cache-0123.arrow").write_bytes(b"something else")
+    assert len(list(folder.glob("data-*.arrow"))) == 2
+    assert read(folder) == read(tmp_path) == DOCUMENTS
+    assert read(folder / "data-00001-of-00002.arrow") == DOCUMENTS[2:]
+
+
+def test_split_train_of_a_saved_data_set_is_read(tmp_path: Path) -> None:
+    splits = {name: datasets.Dataset.from_dict({"text": [name]}) for name in ("train", "test", "other")}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "a")
+    assert read(tmp_path / "a") == ["train"]
+    assert read(tmp_path / "a" / "test") == ["test"]
+    del splits["train"]
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "b")
+    with pytest.raises(InputError, match=r"b: holds the splits test, other; name one: .*b/test"):
+        read(tmp_path / "b")
+
+
+@pytest.mark.parametrize("suffix", ["", *COMPRESS])
+@pytest.mark.parametrize("form", ["stream", "file"])
+def test_arrow_is_read_in_both_forms(tmp_path: Path, form: str, suffix: str) -> None:
+    table = pa.table({"n": range(90), "body": pa.array(DOCUMENTS * 30).dictionary_encode()})
+    sink = pa.BufferOutputStream()
+    with (pa.ipc.new_stream if form == "stream" else pa.ipc.new_file)(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=40)
+    data = COMPRESS.get(suffix, bytes)(sink.getvalue().to_pybytes())
+    path = write(tmp_path / f"a.arrow{suffix}", data)
+    source, report = SourceConfig(str(path)), ReadReport("a")
+    assert list(read_documents(source, "auto", report)) == DOCUMENTS * 30
+    assert report.bytes_read == path.stat().st_size
+    with pytest.raises(InputError, match=r"a\.arrow.*: cannot be read"):
+        read(write(path, data[: len(data) // 2]))
+
+
+def test_glob_of_urls_is_read_sorted(tmp_path: Path) -> None:
+    import fsspec
+
+    for name in ("b.txt", "a.txt", "c.csv"):
+        with fsspec.open(f"memory://corpus/{name}", "w") as file:
+            file.write(name)
+    source = SourceConfig("memory://corpus/*.txt")
+    assert read(source.path) == ["a.txt", "b.txt"]
+    assert source_size(source) == 10
+    with pytest.raises(InputError, match="no file matches"):
+        read("memory://corpus/*.md")

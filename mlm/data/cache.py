@@ -1,0 +1,221 @@
+"""The folder of prepared text: where it is, how things in it are made whole or not at all, what it holds.
+
+    stores/KEY/  tokenizers/KEY/  python-docs-KEY.jsonl  digests.json
+
+- everything is named by a key of what decides its content, so nothing in it is ever out of date
+- a process that makes something holds its lock; others wait and find it
+- what a killed process left behind has a name with a leading dot, and a store in work ends in `PARTIAL`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+import mlm
+from mlm.config.errors import InputError
+
+PARTIAL = ".partial"
+"""End of the name of a store that is not finished."""
+USED = "used"
+"""File in a store or vocabulary whose time says when it was used last."""
+DAY_S = 86_400
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+
+log = logging.getLogger(__name__)
+
+
+def cache_folder(cache_dir: str | None) -> Path:
+    """Return where prepared text is kept: as given, $MLM_CACHE, in the checkout, or in the home folder."""
+    if cache_dir:
+        return Path(cache_dir).expanduser()
+    if os.environ.get("MLM_CACHE"):
+        return Path(os.environ["MLM_CACHE"]).expanduser()
+    checkout = Path(mlm.__file__).parent.parent
+    if (checkout / "pyproject.toml").exists():
+        return checkout / "data" / "cache"
+    return Path.home() / ".cache" / "mlm"
+
+
+def content_key(*parts: Any) -> str:
+    """Return a short name for plain JSON values."""
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
+
+
+@contextlib.contextmanager
+def locked(path: Path, part: str = "") -> Iterator[None]:
+    """Let one process at a time make `path`, or one part of it; the others wait and find it."""
+    if path.exists():  # it was renamed into place, so it is whole; the cache may be read-only
+        yield
+        return
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}{part}.lock")):
+        for leftover in (
+            path.parent.glob(f".{path.name}.*") if not part else ()
+        ):  # of a process that was killed
+            if leftover.suffix != ".lock":
+                _remove(leftover)
+        yield
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that takes the final name on success and vanishes on failure."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with disk_errors(path):
+            yield temporary
+            temporary.rename(path)
+    except BaseException:
+        _remove(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn what may go wrong while `path` is written into one line: a full disk, a quota, no permission.
+
+    Raises:
+        InputError: says what, where, and how much room there is.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        free = in_words(shutil.disk_usage(_existing(path)).free)
+        raise InputError(
+            f"{path}: cannot be written: {error.strerror or error} ({free} free there); "
+            "nothing half-written is kept; make room, or name another disk with --data.cache_dir"
+        ) from error
+
+
+def check_room(path: Path, needed: float) -> None:
+    """Check that what is about to be written will fit.
+
+    Args:
+        path: a place on the disk in question.
+        needed: bytes.
+
+    Raises:
+        InputError: there is less room.
+    """
+    free = shutil.disk_usage(_existing(path)).free
+    if free < needed:
+        raise InputError(
+            f"{path}: the token store needs about {in_words(needed)} more, but {in_words(free)} are free; "
+            "make room, or name another disk with --data.cache_dir; finished shards are kept"
+        )
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+
+
+def mark_used(folder: Path) -> None:
+    """Note that a store or vocabulary is used now; where that cannot be written it is as old as it is."""
+    with contextlib.suppress(OSError):
+        (folder / USED).touch()
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """Something in the cache."""
+
+    path: Path
+    kind: str
+    """What it is: token store, unfinished store, vocabulary, text, leftover."""
+    size: int
+    """Bytes on disk."""
+    used: float
+    """When it was used last, in seconds of the epoch."""
+    about: str
+    """What is in it, in words."""
+
+    def line(self, now: float) -> str:
+        """Return the entry in one line."""
+        days = int((now - self.used) / DAY_S)
+        age = "today" if days < 1 else f"{days} day{'s' * (days > 1)} ago"
+        name = "/".join(self.path.parts[-2:])
+        return f"{self.kind:16}  {in_words(self.size):>9}  used {age:12}  {name}  {self.about}"
+
+
+def list_cache(cache: Path) -> list[CacheEntry]:
+    """Return what the cache holds, largest first; files of a few bytes that manage it are left out."""
+    paths = [*cache.glob("stores/*"), *cache.glob("tokenizers/*"), *cache.glob("*.jsonl")]
+    paths += cache.glob(".python-docs*")
+    entries = [_entry(path) for path in paths if path.suffix != ".lock"]
+    return sorted(entries, key=lambda entry: -entry.size)
+
+
+def clean_cache(cache: Path, days: float) -> list[CacheEntry]:
+    """Remove what was not used for so many days, and return what that was; 0 removes everything.
+
+    A store that another process is making at the moment is left alone.
+    """
+    removed = []
+    for entry in list_cache(cache):
+        if time.time() - entry.used < days * DAY_S:
+            continue
+        owner = entry.path.name.removesuffix(PARTIAL)
+        locks = list(entry.path.parent.glob(f".{owner}*.lock"))
+        try:
+            with contextlib.ExitStack() as held:
+                for lock in locks:
+                    held.enter_context(FileLock(lock, timeout=0))
+                shutil.rmtree(entry.path) if entry.path.is_dir() else entry.path.unlink()
+                for lock in locks:
+                    lock.unlink(missing_ok=True)
+        except Timeout:
+            log.warning("%s is being made at the moment: left alone", entry.path)
+            continue
+        removed.append(entry)
+    return removed
+
+
+def _entry(path: Path) -> CacheEntry:
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    stats = [file.stat() for file in files] or [path.stat()]
+    used = max(stat.st_mtime for stat in stats)
+    kind, about = "leftover", ""
+    if not path.name.startswith("."):
+        kind = {"stores": "token store", "tokenizers": "vocabulary"}.get(path.parent.name, "text")
+        if path.name.endswith(PARTIAL):
+            kind = "unfinished store"
+        about = _about(path)
+    return CacheEntry(path, kind, sum(stat.st_size for stat in stats), used, about)
+
+
+def _about(path: Path) -> str:
+    for name in ("manifest.json", "facts.json"):
+        with contextlib.suppress(OSError, ValueError):
+            facts = json.loads((path / name).read_text())
+            tokens = f"{facts['num_tokens']:,} tokens of " if "num_tokens" in facts else ""
+            return tokens + ", ".join(source["path"] for source in facts["sources"])
+    return ""
+
+
+def in_words(num_bytes: float) -> str:
+    """Return a size for people to read."""
+    power = min((len(str(int(num_bytes))) - 1) // 3, 4)
+    unit = ("B", "kB", "MB", "GB", "TB")[power]
+    return f"{num_bytes / 1000**power:.{1 if power else 0}f} {unit}"

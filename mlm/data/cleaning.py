@@ -1,0 +1,117 @@
+"""Which documents of a token store are copies of an earlier one.
+
+Nothing is removed from the store, copies are only left out of the rows made from it: one store serves a
+corpus with and without them, and neither the number of processes that wrote it nor of machines plays a part.
+
+- exact: by the 64-bit hash of the text; that two of a billion different texts share one has a chance of 3 %
+- near: by MinHash (Broder 1997) of the runs of `RUN_TOKENS` tokens, so case and spaces count as the
+  vocabulary counts them; the `rensa` package finds candidates and compares their signatures
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mlm.config.errors import InputError
+from mlm.data.cache import in_words
+
+RUN_TOKENS = 5
+"""Tokens of the runs that two similar documents share."""
+NUM_HASHES = 128
+"""Numbers in the signature of a document: similarity is estimated to about 1 / sqrt(NUM_HASHES)."""
+HASH_PARTS = 16
+"""Hashes are sorted in so many parts, one after the other, to need little memory."""
+
+Flags = npt.NDArray[np.bool_]
+
+log = logging.getLogger(__name__)
+
+
+def first_of_equals(text_hashes: npt.NDArray[np.uint64]) -> Flags:
+    """Return which documents are the first with their text, in the order of the sources.
+
+    Takes up to 16 bytes a document, of which 8 are the hashes.
+
+    Args:
+        text_hashes: (N,) hash of each text.
+
+    Returns:
+        (N,) true for documents to keep.
+    """
+    first = np.zeros(len(text_hashes), np.bool_)
+    parts = text_hashes.view(np.uint8)[::8] % np.uint8(HASH_PARTS)  # one of the bytes of each hash
+    for part in range(HASH_PARTS):
+        places = np.flatnonzero(parts == part)
+        _, found = np.unique(text_hashes[places], return_index=True)
+        first[places[found]] = True
+    return first
+
+
+def first_of_similar(documents: Iterable[npt.NDArray[np.integer]], kept: Flags, similarity: float) -> Flags:
+    """Return which of the documents kept are similar to no earlier one that stays.
+
+    Args:
+        documents: N documents, the tokens of each.
+        kept: (N,) true for those to look at.
+        similarity: Jaccard similarity of their runs of tokens from which two count as similar, estimated.
+
+    Raises:
+        InputError: the package is not installed.
+    """
+    try:
+        from rensa import RMinHashDeduplicator
+    except ImportError:
+        raise InputError(
+            "data.deduplicate=near needs the package rensa: pip install 'mlm[dedup]'; exact works without"
+        ) from None
+    before = _memory()
+    index = RMinHashDeduplicator(similarity, NUM_HASHES, use_lsh=True, num_bands=_bands(similarity), seed=42)
+    runs = ((str(place), _runs(tokens)) for place, tokens in enumerate(documents) if kept[place])
+    different = index.add_pairs(runs)
+    stays = kept.copy()
+    stays[kept] = different
+    memory = in_words(max(_memory() - before, 0))
+    log.info("near-duplicates: an index of %s documents took %s of memory", f"{len(different):,}", memory)
+    return stays
+
+
+def _bands(similarity: float) -> int:
+    """Return how many parts of a signature are looked up, so that few similar documents are overlooked.
+
+    With b parts, half of the pairs of similarity (1/b)^(b/NUM_HASHES) become candidates, which are compared.
+    """
+    fitting = (bands for bands in (16, 32, 64) if bands ** (-bands / NUM_HASHES) < 0.9 * similarity)
+    return next(fitting, NUM_HASHES)
+
+
+def _runs(tokens: npt.NDArray[np.integer]) -> list[bytes]:
+    """Return every run of tokens in a document, as bytes; a shorter document is one run."""
+    raw, width = tokens.tobytes(), tokens.itemsize
+    last = max(len(raw) - RUN_TOKENS * width, 0)
+    return [raw[start : start + RUN_TOKENS * width] for start in range(0, last + 1, width)]
+
+
+def distinct_texts(texts: Iterable[str]) -> Iterator[str]:
+    """Yield each text once; for as little text as a vocabulary is learnt from."""
+    seen: set[bytes] = set()
+    for text in texts:
+        key = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        if key not in seen:
+            seen.add(key)
+            yield text
+
+
+def _memory() -> int:
+    """Return the bytes of memory this process takes; 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,286 @@
+"""Documents to token ids, on all cores, each word tokenized once.
+
+- natural text repeats its words, and to look one up is many times cheaper than to tokenize it:
+  `DocumentEncoder` keeps the tokens of the words it has seen, within bounds
+- exact: a text is cut into words only where its tokenizer cuts too, whatever stands on both sides of the cut
+  (`_word_splitter`); for a tokenizer that is not known to, whole documents go to the library
+- `encode_in_order` spreads batches over processes and returns them in order: their number decides nothing
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import re
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import chain, islice, repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from mlm.config.errors import InputError
+from mlm.tokenizer import encode_plain, plain_tokenizer, text_groups, text_pieces
+
+Ints = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.unsignedinteger[Any]]
+
+WORD_MEMORY = 2**27
+"""About how many bytes the words that a process remembers may take."""
+WORD_OVERHEAD = 200
+"""Bytes that a remembered word takes beside its characters."""
+BATCHES_ALONE = 4
+"""Batches encoded before processes are started, which get the words seen: less is done before they are up."""
+BATCHES_AHEAD = 2
+"""Batches a process that are read before they are needed."""
+
+
+class Encoded(NamedTuple):
+    """The tokens of a batch of N documents and what is kept about each."""
+
+    ids: Ids
+    """(T,) the tokens of all documents."""
+    lengths: Ints
+    """(N,) tokens of each document."""
+    text_hashes: npt.NDArray[np.uint64]
+    """(N,) hash of each text."""
+    num_bytes: npt.NDArray[np.uint64]
+    """(N,) UTF-8 bytes of each text."""
+
+
+class _Words(NamedTuple):
+    """The tokens of many words, one word after the other."""
+
+    ids: Ids
+    starts: Ints
+    lengths: Ints
+
+    def and_also(self, encoded: list[list[int]]) -> _Words:
+        """Return these words followed by further ones."""
+        ids = np.fromiter(chain.from_iterable(encoded), self.ids.dtype)
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        starts = len(self.ids) + np.cumsum(lengths) - lengths
+        more = _Words(ids, starts, lengths)
+        return _Words(*(np.concatenate(pair) for pair in zip(self, more, strict=True)))
+
+    def spell(self, numbers: Ints) -> tuple[Ids, Ints]:
+        """Return the tokens of a sequence of words, and how many tokens each of them has."""
+        lengths = self.lengths[numbers]
+        shift = self.starts[numbers] - (np.cumsum(lengths) - lengths)
+        places = np.repeat(shift, lengths)
+        places += np.arange(len(places))
+        return self.ids[places], lengths
+
+
+class DocumentEncoder:
+    """Gives the tokens that `mlm.tokenizer.encode_documents` gives, faster.
+
+    Args:
+        tokenizer: any; it is copied.
+        known: the `known` of another encoder with the same tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, known: tuple[dict[str, int], _Words] | None = None):
+        self._plain = plain_tokenizer(tokenizer)
+        self._split = _word_splitter(self._plain)
+        nothing = np.zeros(0, np.int64)
+        self._no_words = _Words(nothing.astype(id_type(tokenizer)), nothing, nothing)
+        self._numbers, self._words = known or ({}, self._no_words)
+        self._memory_left = WORD_MEMORY - _memory(self._numbers)
+
+    @property
+    def known(self) -> tuple[dict[str, int], _Words]:
+        """The words this encoder remembers: their numbers and their tokens."""
+        return self._numbers, self._words
+
+    def __call__(self, texts: list[str]) -> Encoded:
+        """Encode at least one document; "[MASK]" in a text is three or more ordinary tokens."""
+        raw = [text.encode() for text in texts]
+        digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in raw)
+        ids, lengths = self._encode_whole(texts) if self._split is None else self._encode_words(texts)
+        sizes = np.fromiter(map(len, raw), np.uint64, len(raw))
+        return Encoded(ids, lengths, np.frombuffer(digests, "<u8").astype(np.uint64), sizes)
+
+    def _encode_whole(self, texts: list[str]) -> tuple[Ids, Ints]:
+        encoded = self._no_words.and_also(encode_plain(self._plain, texts))
+        return encoded.ids, encoded.lengths
+
+    def _encode_words(self, texts: list[str]) -> tuple[Ids, Ints]:
+        pieces = [list(text_pieces(text)) for text in texts]  # bounds the words of a group
+        groups = [self._look_up(group) for group in text_groups(chain.from_iterable(pieces))]
+        ids, lengths = (np.concatenate(arrays) for arrays in zip(*groups, strict=True))
+        counts = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        return ids, np.add.reduceat(lengths, np.cumsum(counts) - counts)
+
+    def _look_up(self, texts: list[str]) -> tuple[Ids, Ints]:
+        """Return the tokens of all texts, and how many each has."""
+        assert self._split is not None
+        words_of = [self._split(text) for text in texts]
+        words = list(chain.from_iterable(words_of))
+        numbers = np.fromiter(map(self._numbers.get, words, repeat(-1)), np.int64, len(words))
+        known = self._words
+        unseen = np.flatnonzero(numbers < 0)
+        if len(unseen):
+            found = [words[place] for place in unseen.tolist()]
+            new = {word: len(known.lengths) + place for place, word in enumerate(dict.fromkeys(found))}
+            spelled = self._plain.encode_batch_fast(list(new), add_special_tokens=False)
+            known = known.and_also([word.ids for word in spelled])
+            numbers[unseen] = [new[word] for word in found]
+            self._remember(new, known)
+        ids, lengths = known.spell(numbers)
+        ends = np.cumsum([0, *map(len, words_of)])
+        return ids, np.diff(np.concatenate([[0], np.cumsum(lengths)])[ends])
+
+    def _remember(self, new: dict[str, int], known: _Words) -> None:
+        """Keep new words while there is memory; what is seen first is what is frequent."""
+        memory = _memory(new)
+        if memory <= self._memory_left:
+            self._memory_left -= memory
+            self._numbers |= new
+            self._words = known
+
+
+def _memory(words: dict[str, int]) -> int:
+    return sum(map(len, words)) + WORD_OVERHEAD * len(words)
+
+
+def id_type(tokenizer: Tokenizer) -> npt.DTypeLike:
+    """Return the smallest type of the store that holds every id."""
+    return np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32
+
+
+def _word_splitter(tokenizer: Tokenizer) -> Callable[[str], list[str]] | None:
+    """Return how to cut texts such that the tokens of a text are those of its parts, one after the other.
+
+    None for a tokenizer of which that is not known: one with steps of another kind than those below, or with
+    tokens of several words.
+    """
+    facts = json.loads(tokenizer.to_str())
+    model, splitter = facts["model"], facts["pre_tokenizer"] or {}
+    normalizer = facts["normalizer"] or {"type": "Sequence", "normalizers": []}
+    steps = {step["type"] for step in normalizer.get("normalizers", [normalizer])}
+    if not all(token["special"] for token in facts["added_tokens"]):
+        return None
+    if model["type"] == "WordPiece" and splitter.get("type") == "BertPreTokenizer":
+        return _split_at_spaces if steps <= {"BertNormalizer"} else None
+    by_bytes = (
+        splitter.get("type") == "ByteLevel" and splitter["use_regex"] and not splitter["add_prefix_space"]
+    )
+    if model["type"] == "BPE" and not model["dropout"] and by_bytes:
+        return _BYTE_LEVEL_WORD.findall if steps <= {"NFC", "NFD", "Lowercase", "StripAccents"} else None
+    return None
+
+
+def _split_at_spaces(text: str) -> list[str]:
+    """Cut at spaces and line breaks, which end a word for BERT; each character is normalised by itself."""
+    return text.replace("\n", " ").split(" ")
+
+
+# Byte-level BPE cuts at every step from a character to white space, and white space belongs to what follows.
+# Each part but the last holds a letter, digit or ASCII sign: a part of accents only could vanish, and two
+# runs of white space would become one. The separators \x1c to \x1f are white space to Python only.
+_BYTE_LEVEL_WORD = re.compile(r"[^\w!-~]*+[\w!-~][\S\x1c-\x1f]*+|[^\w!-~]++")
+
+
+def encode_in_order(
+    batches: Iterable[tuple[int, list[str]]], tokenizer: Tokenizer, processes: int = 1
+) -> Generator[tuple[int, Encoded]]:
+    """Encode batches of documents, each under a label that it keeps, and yield them in the order they came.
+
+    Args:
+        batches: drawn as needed, a few ahead.
+        tokenizer: encodes them.
+        processes: how many cores to use; 1 starts no process and turns the library's threads off too.
+
+    Raises:
+        InputError: a process was killed, or could not start.
+    """
+    batches = iter(batches)
+    encode = DocumentEncoder(tokenizer)
+    with _library_threads(processes > 1):
+        for label, texts in islice(batches, BATCHES_ALONE if processes > 1 else None):
+            yield label, encode(texts)
+    following = next(batches, None)
+    if following is None:
+        return
+    spawn = multiprocessing.get_context("spawn")  # a fork would copy the library's threads half
+    start = tokenizer.to_str(), encode.known
+    with ProcessPoolExecutor(processes, spawn, _start_process, start) as pool:
+        try:
+            up = [pool.submit(_is_up) for _ in range(processes)]
+            while following is not None and not all(answer.done() for answer in up):
+                yield following[0], encode(following[1])
+                following = next(batches, None)
+            if following is not None:
+                yield from _spread(chain([following], batches), pool, processes * BATCHES_AHEAD)
+        except BrokenProcessPool:
+            raise InputError(
+                "a process that tokenizes was killed (out of memory?) or could not start (a script that uses "
+                "this package needs `if __name__ == '__main__':`); data.num_proc=1 works without"
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _spread(
+    batches: Iterable[tuple[int, list[str]]], pool: ProcessPoolExecutor, ahead: int
+) -> Iterator[tuple[int, Encoded]]:
+    waiting: deque[tuple[int, Future[Encoded]]] = deque()
+    for label, texts in batches:
+        waiting.append((label, pool.submit(_encode_in_process, texts)))
+        if len(waiting) > ahead:
+            label, future = waiting.popleft()
+            yield label, future.result()
+    for label, future in waiting:
+        yield label, future.result()
+
+
+@contextmanager
+def _library_threads(wanted: bool) -> Iterator[None]:
+    """Let the library use its own threads or not; whoever set the variable decides."""
+    if "TOKENIZERS_PARALLELISM" in os.environ:
+        yield
+        return
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if wanted else "false"
+    try:
+        yield
+    finally:
+        os.environ.pop("TOKENIZERS_PARALLELISM", None)
+
+
+_encoder: DocumentEncoder
+"""The encoder of a process."""
+
+
+def _start_process(tokenizer: str, known: tuple[dict[str, int], _Words]) -> None:
+    global _encoder
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores already
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process is interrupted too, and ends the others
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _encoder = DocumentEncoder(Tokenizer.from_str(tokenizer), known)
+
+
+def _is_up() -> None:
+    """Answer, so that the first process knows that others can work now."""
+
+
+def _encode_in_process(texts: list[str]) -> Encoded:
+    return _encoder(texts)
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the first process: killed, it could not say goodbye."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)

@@ -1,0 +1,145 @@
+"""The documents of a whole configuration, streamed source by source, and the key of their contents."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import chain, islice
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from mlm.config.data import PYTHON_DOCS, CorpusConfig, SourceConfig
+from mlm.data.cache import cache_folder, content_key, locked, replacing
+from mlm.data.formats import ReadReport
+from mlm.data.python_docs import python_docs_digest, read_package_docs
+from mlm.data.sources import DigestCache, read_documents, source_digest, source_size
+
+log = logging.getLogger(__name__)
+
+
+def python_docs_file(cache: Path, num_proc: int | None = None) -> Path:
+    """Return the Python documentation as a file of rows (text, package); it is written when it is not there.
+
+    Args:
+        cache: folder that keeps it.
+        num_proc: processes that read; None: one a core.
+    """
+    path = cache / f"python-docs-{python_docs_digest()[:16]}.jsonl"
+    with locked(path):
+        if not path.exists():
+            log.info("%s: reading the documentation of this Python installation into %s", PYTHON_DOCS, path)
+            with (
+                _bar("reading", unit=" files") as bar,
+                replacing(path) as temporary,
+                temporary.open("w", encoding="utf-8") as file,
+            ):
+                for package, document in read_package_docs(_absolute(bar), num_proc):
+                    row = {"text": document, "package": package}
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return path
+
+
+class Text:
+    """The documents of a configuration and the digest of their contents."""
+
+    def __init__(self, config: CorpusConfig):
+        self.config = config
+        self.cache = cache_folder(config.cache_dir)
+        self.reports: list[ReadReport] = []
+        """What was read of each source, the newest time."""
+        self.share_read: float | None = 0.0
+        """How much of the stored bytes is read; None where their number is unknown."""
+        digests = DigestCache(self.cache / "digests.json")
+        self.sources = [self._materialise(source) for source in config.sources]
+        self.digest = content_key(
+            [source_digest(source, source.document or config.document, digests) for source in self.sources],
+            [config.max_documents, config.min_length, config.max_length, config.skip_bad_rows],
+        )
+
+    def _materialise(self, source: SourceConfig) -> SourceConfig:
+        """Write the Python documentation to a file once: it is read twice, and worth a look."""
+        if source.path != PYTHON_DOCS:
+            return source
+        return replace(source, path=str(python_docs_file(self.cache, self.config.num_proc)))
+
+    def by_source(self, task: str) -> Iterator[Iterator[str]]:
+        """Yield the documents of each source in turn, under one progress bar in bytes."""
+        with self._reading(
+            task, sum(size or 0 for size in self.sizes) if all(self.sizes) else None
+        ) as advance:
+            for source in self.sources:
+                yield self._read(source, advance)
+            self.share_read = 1.0
+
+    def sample(self, max_bytes: int) -> Iterator[str]:
+        """Yield documents of all sources side by side, in proportion to their weights or sizes.
+
+        Who takes as much of it as wanted has seen every source.
+
+        Args:
+            max_bytes: how much that will be; for the progress bar.
+        """
+        if len(self.sources) == 1 or self.config.max_documents is not None:
+            yield from chain.from_iterable(self.by_source("vocabulary"))
+            return
+        with self._reading("vocabulary", max_bytes) as advance:
+            readers = [self._read(source, lambda num_bytes: None) for source in self.sources]
+            turns = [(0.0, number) for number in range(len(readers))]  # a heap: who had least is next
+            while turns:
+                taken, number = heappop(turns)
+                document = next(readers[number], None)
+                if document is not None:
+                    advance(len(document))
+                    share = self.sources[number].weight or self.sizes[number] or 1
+                    heappush(turns, (taken + len(document) / share, number))
+                    yield document
+
+    @cached_property
+    def sizes(self) -> list[int | None]:
+        """The stored bytes of each source; None where that is unknown."""
+        return [source_size(source) for source in self.sources]
+
+    @contextmanager
+    def _reading(self, task: str, total: int | None) -> Iterator[Callable[[int], None]]:
+        """Begin to read: fresh reports, and a progress bar, which the function that is yielded moves."""
+        self.reports = []
+        with _bar(task, unit="B", unit_scale=True, total=total) as bar:
+
+            def advance(num_bytes: int) -> None:
+                bar.update(num_bytes)
+                self.share_read = min(bar.n / total, 1.0) if total else None
+
+            yield advance
+
+    def _read(self, source: SourceConfig, advance: Callable[[int], None]) -> Iterator[str]:
+        config = self.config
+        left = None
+        if config.max_documents is not None:
+            left = config.max_documents - sum(report.documents for report in self.reports)
+        report = ReadReport(source.path, skip_bad_rows=config.skip_bad_rows)
+        self.reports.append(report)
+        bounds = config.min_length or 0, config.max_length or inf
+        rule = source.document or config.document
+        yield from islice(read_documents(source, rule, report, advance, bounds), left)
+
+
+def _bar(task: str, **options: Any) -> tqdm:
+    often = 0.3 if sys.stderr.isatty() else 10.0  # a log file need not hold every move
+    return tqdm(desc=task, leave=False, mininterval=often, dynamic_ncols=True, **options)
+
+
+def _absolute(bar: tqdm) -> Callable[[int, int], None]:
+    def update(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+
+    return update
