@@ -187,7 +187,6 @@ def machine() -> dict[str, Any]:
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
-    write_inputs(options)
     variants = {what: in_process(what, options)["seconds"] for what in ("theirs", "theirs_threads")}
     best = min(variants, key=lambda name: variants[name])
     print(f"other side: {variants}, {best} is taken", flush=True)
@@ -215,7 +214,10 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=30, help="size of a generated text")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num_proc", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--skip_big", action="store_true", help="leave out the store of 100 million tokens")
+    parser.add_argument(
+        "--skip_comparison", action="store_true", help="measure only a store of 100 million tokens"
+    )
+    parser.add_argument("--skip_big", action="store_true", help="leave that store out")
     parser.add_argument("--run", choices=("ours", "theirs", "theirs_threads", "open"), help=argparse.SUPPRESS)
     parser.add_argument("--text", default=None, help="a text of your own, a document a line")
     for name in ("tokenizer", "cache"):
@@ -231,7 +233,11 @@ def main() -> None:
         print(json.dumps(run(options)))
         return
     with tempfile.TemporaryDirectory() as options.work:
-        result = {"machine": machine(), "num_proc": options.num_proc, **compare(options)}
+        write_inputs(options)
+        result = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        result |= {"machine": machine(), "num_proc": options.num_proc}
+        if not options.skip_comparison:
+            result |= compare(options)
         if not options.skip_big:
             big, cache = write_big_text(options), f"{options.work}/cache"
             in_process("open", options, text=big, cache=cache)

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from mlm.config.errors import InputError
-from mlm.tokenizer import encode_plain, plain_tokenizer, text_groups, text_pieces
+from mlm.tokenizer import PIECE_CHARACTERS, encode_plain, plain_tokenizer, text_groups, text_pieces
 
 Ints = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
@@ -116,7 +116,8 @@ class DocumentEncoder:
         return encoded.ids, encoded.lengths
 
     def _encode_words(self, texts: list[str]) -> tuple[Ids, Ints]:
-        pieces = [list(text_pieces(text)) for text in texts]  # bounds the words of a group
+        # Long documents in pieces, so that the words looked up at a time are bounded.
+        pieces = [[text] if len(text) <= PIECE_CHARACTERS else list(text_pieces(text)) for text in texts]
         groups = [self._look_up(group) for group in text_groups(chain.from_iterable(pieces))]
         ids, lengths = (np.concatenate(arrays) for arrays in zip(*groups, strict=True))
         counts = np.fromiter(map(len, pieces), np.int64, len(pieces))

@@ -91,7 +91,8 @@ class Text:
         if len(self.sources) == 1 or self.config.max_documents is not None:
             yield from chain.from_iterable(self.by_source("vocabulary"))
             return
-        with self._reading("vocabulary", max_bytes) as advance:
+        total = min(max_bytes, sum(size or max_bytes for size in self.sizes))
+        with self._reading("vocabulary", total) as advance:
             readers = [self._read(source, lambda num_bytes: None) for source in self.sources]
             turns = [(0.0, number) for number in range(len(readers))]  # a heap: who had least is next
             while turns:
