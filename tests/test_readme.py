@@ -41,6 +41,14 @@ def test_command_has_only_keys_that_exist(line):
     read_flags(rest, Keys.of(getattr(import_module(module), config)), command.positional)
 
 
+def test_hub_data_sets_are_spelt_as_they_must_be():
+    from mlm.config.data import HubName
+
+    for document in DOCUMENTS:
+        for name in re.findall(r"sources (hub:[^\s`]+)", document.read_text()):
+            HubName.parse(name)
+
+
 def test_the_mistake_in_the_readme_is_answered_as_shown(capsys):
     from mlm.config.experiment import PretrainConfig
     from mlm.config.parse import parse_config

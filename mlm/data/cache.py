@@ -57,13 +57,15 @@ def content_key(*parts: Any) -> str:
 @contextlib.contextmanager
 def locked(path: Path, part: str = "") -> Iterator[None]:
     """Let one process at a time make `path`, or one part of it; the others wait and find it."""
-    if path.exists():  # it is renamed into place, so it is whole; the cache may be read-only
+    if path.exists():  # it was renamed into place, so it is whole; the cache may be read-only
         yield
         return
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}{part}.lock")):
-        for leftover in path.parent.glob(f".{path.name}.*"):  # of a process that was killed
+        for leftover in (
+            path.parent.glob(f".{path.name}.*") if not part else ()
+        ):  # of a process that was killed
             if leftover.suffix != ".lock":
                 _remove(leftover)
         yield

@@ -80,7 +80,7 @@ def prepare_corpus(config: CorpusConfig, tokenizer_config: TokenizerConfig) -> C
     tokenizer, store = prepare_store(config, tokenizer_config)
     assert store is not None, "one machine writes all shards"
     special = SpecialTokens.from_tokenizer(tokenizer)
-    tables = _train_and_validation(store, config, special, tokenizer.get_vocab_size())
+    tables = _train_and_validation(store, config, tokenizer.get_vocab_size(), special)
     train, validation = (
         Rows(store, table, special, config.seq_len, config.packing)
         for table in (tables.train, tables.validation)
@@ -94,10 +94,10 @@ def prepare_corpus(config: CorpusConfig, tokenizer_config: TokenizerConfig) -> C
 
 def prepare_evaluation(config: CorpusConfig, tokenizer: Tokenizer) -> Rows:
     """Read and pack the whole of a corpus for evaluation with a given tokenizer."""
-    store, special = _store(Text(config), tokenizer), SpecialTokens.from_tokenizer(tokenizer)
+    store = _store(Text(config), tokenizer)
     assert store is not None, "one machine writes all shards"
-    documents = store.documents.take(_kept(store, config))
-    _require_ordinary(store.counts(documents, tokenizer.get_vocab_size()), special, config)
+    documents, special = store.documents.take(_kept(store, config)), SpecialTokens.from_tokenizer(tokenizer)
+    _require_ordinary(store.counts(tokenizer.get_vocab_size(), documents), special, config)
     table = pack_documents(documents, config.seq_len, config.packing)
     return Rows(store, table, special, config.seq_len, config.packing)
 
@@ -124,9 +124,7 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
     """Load or train the vocabulary; a trained one is kept in the cache."""
     if config.path:
         if replace(config, path=None) != TokenizerConfig():
-            log.warning(
-                "tokenizer.type, vocab_size and lowercase are ignored: the vocabulary is %s", config.path
-            )
+            log.warning("all other tokenizer.* keys are ignored: the vocabulary is %s", config.path)
         return load_tokenizer(config.path)
     distinct = text.config.deduplicate != "none"
     weights = [source.weight for source in text.sources]
@@ -281,7 +279,7 @@ class _Tables:
 
 
 def _train_and_validation(
-    store: TokenStore, config: CorpusConfig, special: SpecialTokens, vocab_size: int
+    store: TokenStore, config: CorpusConfig, vocab_size: int, special: SpecialTokens
 ) -> _Tables:
     """Clean, split and pack a store, or open what was made of it before."""
     weights = [source.weight for source in config.sources]
@@ -296,7 +294,7 @@ def _train_and_validation(
             train, validation = split_documents(
                 store, config.validation_fraction, config.max_validation_tokens, kept
             )
-            counts = [store.counts(spans, vocab_size) for spans in (train, validation)]
+            counts = [store.counts(vocab_size, spans) for spans in (train, validation)]
             for part in counts:
                 _require_ordinary(part, special, config)
             table, parts = _pack_mix(store, train, config)

@@ -93,17 +93,20 @@ class TokenStore:
         begin = start - int(self._bases[shard])
         return self._values[shard][begin : begin + length]
 
-    def counts(self, spans: Spans, size: int) -> npt.NDArray[np.int64]:
-        """Return how often each id below `size` occurs in some spans."""
+    def counts(self, size: int, spans: Spans | None = None) -> npt.NDArray[np.int64]:
+        """Return how often each id below `size` occurs in some spans, given in order; None: everywhere."""
+        starts, lengths = self._bases[:-1], np.diff(self._bases)
+        if spans is not None:  # what runs on inside a shard is counted together
+            ends = spans.starts + spans.lengths
+            new = np.append(True, (spans.starts[1:] != ends[:-1]) | np.isin(spans.starts[1:], self._bases))
+            first = np.flatnonzero(new)
+            starts = spans.starts[first]
+            lengths = ends[np.append(first[1:], len(ends)) - 1] - starts
         counts = np.zeros(size, np.int64)
-        order = np.argsort(spans.starts, kind="stable")
-        starts, ends = spans.starts[order], (spans.starts + spans.lengths)[order]
-        # Neighbours are counted together, up to the end of a shard.
-        first = np.ones(len(starts), bool)
-        first[1:] = (starts[1:] != ends[:-1]) | np.isin(starts[1:], self._bases)
-        for start, end in zip(starts[first], ends[np.roll(first, -1)], strict=True):
-            for part in range(int(start), int(end), 2**22):  # bincount copies to int64: keep the copy small
-                counts += np.bincount(self.tokens(part, min(2**22, int(end) - part)), minlength=size)
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+            for part in range(0, length, 2**22):  # bincount copies to int64: keep the copy small
+                ids = self.tokens(start + part, min(length - part, 2**22))
+                counts += np.bincount(ids, minlength=size)
         return counts
 
     def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:

@@ -62,7 +62,11 @@ def _choose_column(name: str, columns: list[str], worded: list[str], column: str
         return column
     wanted = f"has no column {column}" if column else "cannot tell which column holds the text"
     choices = ", ".join(_shortened(str(choice)) for choice in columns[:20])
-    raise InputError(f"{name}: {wanted}; set text_column of this source to one of: {choices}")
+    example = f"{{path: {name}, text_column: {_shortened(str(columns[0]))}}}"
+    raise InputError(
+        f"{name}: {wanted}; set text_column of this source to one of: {choices}; for instance "
+        f"--data.sources '{example}'"
+    )
 
 
 def _is_words(value: Any) -> bool:

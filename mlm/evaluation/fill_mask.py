@@ -53,7 +53,7 @@ def fill_masks(model: MaskedLM, tokenizer: Tokenizer, text: str, top_k: int = 5)
 
 def fill_mask(config: FillMaskConfig) -> int:
     """Print candidates for each mask of each text: the `fill-mask` command."""
-    model, tokenizer = load_masked_lm(config.model), load_tokenizer(config.model)
+    model, tokenizer = load_masked_lm(config.model, needs_head=True), load_tokenizer(config.model)
     for text in config.text:
         print(text)
         for number, candidates in enumerate(fill_masks(model, tokenizer, text, config.top_k), start=1):

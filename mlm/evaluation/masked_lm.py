@@ -89,7 +89,7 @@ def evaluate(config: EvaluateConfig) -> int:
     Raises:
         InputError: no model or no text where the configuration says.
     """
-    model = load_masked_lm(config.model)
+    model = load_masked_lm(config.model, needs_head=True)
     tokenizer = load_tokenizer(config.model)
     longest = model.config.max_position_embeddings or config.data.seq_len
     if config.data.seq_len > longest:

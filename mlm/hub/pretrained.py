@@ -41,10 +41,14 @@ def load_pretrained(folder: str | Path) -> MaskedLM | SequenceClassifier:
     return load_classifier(folder) if _names_classifier(family, written) else load_masked_lm(folder)
 
 
-def load_masked_lm(folder: str | Path) -> MaskedLM:
+def load_masked_lm(folder: str | Path, needs_head: bool = False) -> MaskedLM:
     """Read a model folder: one of ours, or one that transformers saved for a family of `FAMILIES`.
 
     A masked-LM head that is not there is initialised, with a warning; heads of other tasks are left out.
+
+    Args:
+        folder: the model.
+        needs_head: refuse a model without a whole masked-LM head.
 
     Returns:
         The model in float32, on the CPU, in evaluation mode: call `.train()` before training it.
@@ -58,6 +62,8 @@ def load_masked_lm(folder: str | Path) -> MaskedLM:
     with torch.device("meta"):  # sizes only: no memory, no random numbers
         model = MaskedLM(config)
     missing = _fill(model, family, tensors, folder)
+    if missing and needs_head:
+        raise InputError(f"{folder} was not trained to fill masks: it has no {_listed(missing)}")
     if missing:
         log.warning("%s has no %s: initialised, to be trained before use", folder, _listed(missing))
     return model.eval()

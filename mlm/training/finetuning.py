@@ -255,7 +255,7 @@ def finish(config: FinetuneConfig, folder: Path, prepared: Prepared, kept: Epoch
         summary |= predict_test(config, folder, task, prepared.test, model)
     facts = {name: summary[name] for name in ("task", "seed", "num_train_examples", "epoch", "val_loss")}
     architecture = architecture_of(model.config, model.classifier_config)
-    card = model_card(str(config.name), model.config, facts | kept.metrics, architecture, task.labels)
+    card = model_card(str(folder / "model"), model.config, facts | kept.metrics, architecture, task.labels)
     length = config.data.max_length or model.config.max_position_embeddings or prepared.max_length
     save_pretrained(folder / "model", model, prepared.tokenizer, model_max_length=length, card=card)
     write_summary(folder / "summary.json", summary)
@@ -287,7 +287,8 @@ def warn_of_one_class(counts: dict[str, int]) -> None:
     """Tell when a classifier says the same of every text, which its accuracy may hide."""
     predicted = [label for label, count in counts.items() if count]
     if len(predicted) == 1:
-        text = "only one class is predicted: %s; the learning rate may be too high, or the epochs too few"
+        text = "only one class is predicted: %s; the learning rate may be too high, "
+        text += "the epochs too few, or the encoder hardly trained"
         log.warning(text, predicted[0])
 
 
@@ -310,7 +311,12 @@ def closing_message(config: FinetuneConfig, folder: Path, summary: dict[str, Any
         lines += (f"  {name:22}{value:8.4f}" for name, value in summary["test_metrics"].items())
     if "confusion" in summary and len(summary["labels"]) <= MAX_SHOWN_CLASSES:
         lines += class_table(summary["labels"], np.array(summary["confusion"]))
-    lines += ["", f"model           {summary['model_dir']}", f"epochs          {folder / 'metrics.csv'}"]
+    lines += [
+        "",
+        f"started from    {config.model}",
+        f"model           {summary['model_dir']}",
+        f"epochs          {folder / 'metrics.csv'}",
+    ]
     if "test_predictions" in summary:
         lines.append(f"predictions     {summary['test_predictions']}")
     pair = config.data.text_pair_column

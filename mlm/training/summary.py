@@ -53,7 +53,7 @@ def finish_run(
         model,
         corpus.tokenizer,
         model_max_length=config.data.seq_len,
-        card=model_card(str(config.name), model.config, facts, architecture_of(model.config)),
+        card=model_card(str(folder / "model"), model.config, facts, architecture_of(model.config)),
     )
     plot_losses(read_metrics(folder / "metrics.csv"), folder / "plots" / "loss.png", corpus.unigram_entropy)
     write_summary(folder / "summary.json", summary)
@@ -85,6 +85,7 @@ tracked run     {_tracked_run(folder)}
 next
   fill a mask     mlm fill-mask --model {model} "the [MASK] of the function"
   evaluate        mlm evaluate --model {model} --data.sources YOUR_TEXT.txt
+  fine-tune       python finetune.py --model {model}
   train longer    python train.py {longer}
   your own text   python train.py --data.sources YOUR_FOLDER"""
 

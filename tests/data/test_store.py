@@ -30,7 +30,7 @@ def test_every_document_comes_back(store, documents, tokenizer):
     assert [store.tokens(*span).tolist() for span in spans] == expected
     assert store.num_bytes.tolist() == [len(document.encode()) for document in documents]
     counts = np.bincount(np.concatenate(expected), minlength=120)
-    assert store.counts(store.documents, 120).tolist() == counts.tolist()
+    assert store.counts(120, store.documents).tolist() == counts.tolist()
     assert store.manifest["num_tokens"] == counts.sum()
 
 
@@ -41,11 +41,11 @@ def test_shards_change_nothing(store, tmp_path, documents, tokenizer, monkeypatc
     assert np.array_equal(sharded.documents.starts, store.documents.starts)
     for start, length in zip(store.documents.starts.tolist(), store.documents.lengths.tolist(), strict=True):
         assert np.array_equal(sharded.tokens(start, length), store.tokens(start, length))
-    assert sharded.counts(sharded.documents, 120).tolist() == store.counts(store.documents, 120).tolist()
+    assert sharded.counts(120, sharded.documents).tolist() == store.counts(120, store.documents).tolist()
     some = store.documents.take(np.arange(300) % 7 < 3)
-    assert sharded.counts(some, 120).tolist() == store.counts(some, 120).tolist()
+    assert sharded.counts(120, some).tolist() == store.counts(120, some).tolist()
     pieces = [store.tokens(*span) for span in zip(some.starts.tolist(), some.lengths.tolist(), strict=True)]
-    assert store.counts(some, 120).tolist() == np.bincount(np.concatenate(pieces), minlength=120).tolist()
+    assert store.counts(120, some).tolist() == np.bincount(np.concatenate(pieces), minlength=120).tolist()
 
 
 def test_datasets_opens_a_shard(store, documents, tokenizer):
