@@ -100,8 +100,8 @@ class DocumentEncoder:
 
     @property
     def known(self) -> tuple[dict[str, int], _Words]:
-        """The words this encoder remembers: their numbers and their tokens."""
-        return self._numbers, self._words
+        """The words this encoder remembers by now: a copy of their numbers, and their tokens."""
+        return dict(self._numbers), self._words  # a process may be started when more words were added
 
     def __call__(self, texts: list[str]) -> Encoded:
         """Encode at least one document; "[MASK]" in a text is three or more ordinary tokens."""

@@ -207,8 +207,7 @@ def finish_store(
     opened = [_open_shard(partial / name) for name in names]
     if not any(len(shard) for shard in opened):
         shutil.rmtree(partial)
-        number = _source_counts(opened)["num_without_tokens"]
-        raise InputError(f"has no documents: none of {number} has a token")
+        raise InputError("the text gives no tokens: it holds nothing that the vocabulary can write")
     first = first_of_equals(np.concatenate([shard.column("text_hash").to_numpy() for shard in opened]))
     counted, begin, row = [], 0, 0
     for source, number in zip(sources, shards, strict=True):

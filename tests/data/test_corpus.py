@@ -274,6 +274,22 @@ def test_weights_are_shares_of_the_training_tokens(tmp_path, documents):
     assert prepare_corpus(plain, VOCABULARY).train.parts == ()
 
 
+def test_a_vocabulary_follows_the_weights(tmp_path, documents):
+    texts = {"a": documents, "b": [document[::-1] for document in documents]}
+    for name, lines in texts.items():
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines))
+    vocabularies = []
+    for weights in ((1, 1), (1, 50), (50, 1)):
+        pairs = zip(texts, weights, strict=True)
+        sources = [SourceConfig(str(tmp_path / f"{name}.txt"), weight=weight) for name, weight in pairs]
+        options = CorpusConfig(sources=sources, document="line")
+        small = TokenizerConfig(vocab_size=120, max_bytes=10_000)
+        vocabularies.append(prepare_corpus(options, small).tokenizer.get_vocab())
+    assert "harbour" in vocabularies[2]
+    assert "harbour" not in vocabularies[1]
+    assert len({str(sorted(vocabulary)) for vocabulary in vocabularies}) == 3
+
+
 def test_a_source_with_nothing_to_train_on_gives_its_weight_away(tmp_path, documents, caplog):
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("\n".join(documents[:250]))

@@ -106,6 +106,16 @@ def test_long_texts_and_full_memory_change_nothing(kind: str, monkeypatch: pytes
     assert len(encoder._numbers) <= 20
 
 
+def test_words_are_handed_on_as_they_are_at_that_time() -> None:
+    tokenizer = KNOWN["wordpiece"]
+    first = DocumentEncoder(tokenizer)
+    first(TEXTS[:1])
+    known = first.known
+    first(TEXTS[1:])
+    assert len(known[0]) == len(known[1].lengths) < len(first.known[0])
+    assert lists(DocumentEncoder(tokenizer, known), TEXTS) == encode_documents(tokenizer, TEXTS)
+
+
 def test_texts_are_hashed_and_measured() -> None:
     encoded = DocumentEncoder(KNOWN["wordpiece"])(["café", "tea", "café"])
     assert encoded.num_bytes.tolist() == [5, 3, 5]
