@@ -78,7 +78,8 @@ def _store_table(store: TokenStore, config: CorpusConfig) -> Iterator[str]:
         numbers = f"{counts['num_documents']:>12,}  {counts['num_tokens']:>15,}"
         yield f"{name:{width}}  {numbers}  {unknown:7.2%}  {duplicates:10.2%}  {weight:>6}"
     yield ""
-    yield f"token store     {store.folder}"
+    size = sum(file.stat().st_size for file in store.folder.rglob("*") if file.is_file())
+    yield f"token store     {store.folder}  ({in_words(size)})"
 
 
 def _rows_table(corpus: Corpus) -> Iterator[str]:

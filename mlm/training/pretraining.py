@@ -268,9 +268,10 @@ def assemble(
 
 def identity_of(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> dict[str, Any]:
     """Return what two runs must share for one to go on with the other's checkpoint, in plain values."""
-    rows = ("seq_len", "packing", "validation_fraction", "max_validation_tokens")
+    rows = ("seq_len", "packing", "validation_fraction", "max_validation_tokens", "deduplicate")
     return {
         "corpus": corpus.store.folder.name,
+        "weights": [[part.num_rows, part.per_block] for part in corpus.train.parts],
         "tokenizer": tokenizer_digest(corpus.tokenizer),
         "seed": config.seed,
         "optimizer.name": config.optimizer.name,
