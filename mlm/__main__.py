@@ -44,6 +44,11 @@ COMMANDS = {
         "mlm.config.finetune:PredictConfig",
         "mlm.evaluation.predict:predict",
     ),
+    "embed": Command(
+        "turn each text of a file into a vector",
+        "mlm.config.embed:EmbedConfig",
+        "mlm.evaluation.embed:embed",
+    ),
     "plan": Command(
         "print what a run costs before it starts: parameters, arithmetic, memory, budget",
         f"{_CONFIGS}:PlanConfig",

@@ -88,7 +88,7 @@ def test_version(capsys):
         (
             "qqq",
             "mlm: error: unknown command qqq; "
-            "there are pretrain, finetune, predict, plan, evaluate, fill-mask\n",
+            "there are pretrain, finetune, predict, embed, plan, evaluate, fill-mask\n",
         ),
     ],
 )

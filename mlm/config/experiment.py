@@ -31,14 +31,20 @@ def is_first_process() -> bool:
     return all(os.environ.get(rank, "0") == "0" for rank in RANKS)
 
 
+def is_hub_name(name: str) -> bool:
+    """Tell whether OWNER/NAME means a model of the Hugging Face hub: nothing here begins like it."""
+    part = r"[A-Za-z0-9][\w.-]*"
+    return re.fullmatch(f"{part}/{part}", name) is not None and not Path(name).parent.exists()
+
+
 def check_model_folder(key: str, folder: str) -> None:
-    """Check that `folder` holds a model.
+    """Check that `folder` holds a model, or may be the name of one on the hub.
 
     Raises:
         InputError: it does not; says where it was looked for, and where a run keeps its model.
     """
     path = Path(folder)
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() or is_hub_name(folder):
         return
     nested = path / "model"
     fix = f"did you mean {nested}?" if (nested / "config.json").is_file() else f"looked in {path.absolute()}"
@@ -139,7 +145,7 @@ class PretrainConfig(RunConfig):
     """
 
     init: str | None = None
-    """Model folder to start from; brings weights, shape and tokenizer."""
+    """Model folder or hub's OWNER/NAME to start from; brings weights, shape and tokenizer."""
     data: CorpusConfig = field(default_factory=CorpusConfig)
     """Documents, rows and the held-out part."""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)

@@ -25,9 +25,10 @@ from torch import Tensor
 
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, ModelConfig
+from mlm.hub.download import model_folder
 from mlm.hub.families import FAMILIES, OWN, family_of, missing_counterparts
 from mlm.hub.family import TOKEN_IDS, Family, Json
-from mlm.model import UNUSED_ID_BIAS, MaskedLM, SequenceClassifier, init_weights
+from mlm.model import UNUSED_ID_BIAS, Encoder, MaskedLM, SequenceClassifier, init_weights
 from mlm.tokenizer import SpecialTokens
 
 CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
@@ -42,13 +43,15 @@ log = logging.getLogger(__name__)
 
 def load_pretrained(folder: str | Path) -> MaskedLM | SequenceClassifier:
     """Read a model folder with the head that its config.json names, by one of the next two functions."""
-    family, _, written = _read_config(Path(folder))
+    folder = model_folder(folder)
+    family, _, written = _read_config(folder)
     return load_classifier(folder) if _names_classifier(family, written) else load_masked_lm(folder)
 
 
 def load_masked_lm(folder: str | Path) -> MaskedLM:
     """Read a model folder: one of ours, or one that transformers saved for a family of `FAMILIES`.
 
+    OWNER/NAME is a model of the Hugging Face hub, unless something here begins with OWNER/.
     A masked-LM head that is not there is initialised, with a warning; heads of other tasks are left out.
 
     Returns:
@@ -57,14 +60,25 @@ def load_masked_lm(folder: str | Path) -> MaskedLM:
     Raises:
         InputError: a file is missing, damaged, unsafe to open, or does not fit its config.json.
     """
-    folder = Path(folder)
+    folder = model_folder(folder)
+    model, missing = _masked_lm(folder)
+    if missing:
+        log.warning("%s has no %s: initialised, to be trained before use", folder, _listed(missing))
+    return model
+
+
+def load_encoder(folder: str | Path) -> Encoder:
+    """Read the encoder of any model folder and leave its head; otherwise as `load_masked_lm`."""
+    return _masked_lm(model_folder(folder))[0].encoder
+
+
+def _masked_lm(folder: Path) -> tuple[MaskedLM, list[str]]:
+    """Return the model and the weights of its head that had to be drawn."""
     family, config, _ = _read_config(folder)
     with torch.device("meta"):  # sizes only: no memory, no random numbers
         model = MaskedLM(config)
     missing = _fill(model, family, _read_tensors(folder), folder)
-    if missing:
-        log.warning("%s has no %s: initialised, to be trained before use", folder, _listed(missing))
-    return model.eval()
+    return model.eval(), missing
 
 
 def load_classifier(folder: str | Path, new: ClassifierConfig | None = None) -> SequenceClassifier:
@@ -82,7 +96,7 @@ def load_classifier(folder: str | Path, new: ClassifierConfig | None = None) -> 
     Raises:
         InputError: as in `load_masked_lm`, or the folder holds no classifier and none is given.
     """
-    folder = Path(folder)
+    folder = model_folder(folder)
     family, config, written = _read_config(folder)
     is_classifier = _names_classifier(family, written)
     if new is None and not is_classifier:
