@@ -144,6 +144,8 @@ class TokenizerConfig:
     """Entries of the trained vocabulary, special tokens included."""
     lowercase: bool = True
     """Fold case and accents first (trained vocabularies only)."""
+    add_tokens: str | None = None
+    """Text file of words, one a line, that become tokens of their own; null: none."""
 
     def __post_init__(self) -> None:
         smallest = 261 if self.type == "bpe" else 16  # bytes and special tokens
@@ -154,13 +156,17 @@ class TokenizerConfig:
             f"must be at least {smallest} for type {self.type}",
         )
         self.path = self.path and os.path.expanduser(self.path)
+        self.add_tokens = self.add_tokens and os.path.expanduser(self.add_tokens)
 
     def check_file(self) -> None:
-        """Check that the tokenizer to reuse is there.
+        """Check that the tokenizer to reuse is there, and the file of words to add.
 
         Raises:
             InputError: it is not; says where it was looked for.
         """
+        words = self.add_tokens
+        if words is not None and not Path(words).is_file():
+            raise InputError(f"tokenizer.add_tokens={words}: there is no file {Path(words).absolute()}")
         if self.path is None:
             return
         path = Path(self.path)

@@ -176,12 +176,13 @@ class _Text:
 def _tokenizer(text: _Text, config: TokenizerConfig) -> Tokenizer:
     """Load or train the vocabulary; a trained one is kept in the cache."""
     if config.path:
-        if replace(config, path=None) != TokenizerConfig():
+        if replace(config, path=None, add_tokens=None) != TokenizerConfig():
             log.warning(
                 "tokenizer.type, vocab_size and lowercase are ignored: the vocabulary is %s", config.path
             )
-        return load_tokenizer(config.path)
-    folder = text.cache / "tokenizers" / _key(text.digest, to_plain(config), TOKENIZER_VERSION)
+        return load_tokenizer(config.path, config.add_tokens)
+    trained = replace(config, add_tokens=None)
+    folder = text.cache / "tokenizers" / _key(text.digest, to_plain(trained), TOKENIZER_VERSION)
     with _locked(folder):
         if not folder.exists():
             log.info("training a %s vocabulary of %s entries", config.type, f"{config.vocab_size:,}")
@@ -191,7 +192,7 @@ def _tokenizer(text: _Text, config: TokenizerConfig) -> Tokenizer:
                 (temporary / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         else:
             log.info("vocabulary: reusing %s", folder)
-    return load_tokenizer(folder)
+    return load_tokenizer(folder, config.add_tokens)
 
 
 def _store(text: _Text, tokenizer: Tokenizer) -> TokenStore:

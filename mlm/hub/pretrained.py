@@ -320,6 +320,8 @@ def _their_tensors(
 def _tokenizer_settings(tokenizer: Tokenizer, special: SpecialTokens, config: ModelConfig) -> Json:
     """Return what transformers has to know of the tokenizer beside tokenizer.json."""
     tokens = {f"{name}_token": tokenizer.id_to_token(token) for name, token in asdict(special).items()}
+    if tokens["cls_token"] == "<s>":  # as RoBERTa's, which have a second name for both
+        tokens |= {"bos_token": tokens["cls_token"], "eos_token": tokens["sep_token"]}
     inputs = ["input_ids", *["token_type_ids"] * (config.type_vocab_size > 1), "attention_mask"]
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
