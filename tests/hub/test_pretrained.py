@@ -10,7 +10,15 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, ModernBertForMaskedLM, pipeline
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    ModernBertForMaskedLM,
+    RobertaForMaskedLM,
+    pipeline,
+)
 
 from mlm.config.errors import InputError
 from mlm.config.model import ModelConfig
@@ -325,3 +333,27 @@ def test_parts_that_do_not_fit_their_index_are_named(shards, folder):
     (folder / file).unlink()
     with pytest.raises(InputError, match=rf"{file} does not exist, but the index"):
         load_pretrained(folder)
+
+
+def test_tokenizer_of_roberta_keeps_its_settings(tmp_path):
+    """Its names of special tokens, a mask that takes the space before it, padding and truncation."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *alphabet, "<mask>"]
+    theirs = Tokenizer(models.BPE({token: id_ for id_, token in enumerate(tokens)}, [], unk_token="<unk>"))
+    theirs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    theirs.add_special_tokens([*tokens[:4], AddedToken("<mask>", lstrip=True, special=True)])
+    theirs.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    theirs.enable_padding(pad_id=1, pad_token="<pad>", length=20)
+    theirs.enable_truncation(20)
+    config = replace(CLASSIC, vocab_size=len(tokens), position_offset=2, type_vocab_size=1)
+    folder = save_pretrained(tmp_path / "model", MaskedLM(config), theirs, 32, "")
+    assert json.loads((folder / "tokenizer.json").read_text()) == json.loads(theirs.to_str())
+    written = json.loads((folder / "tokenizer_config.json").read_text())
+    names = {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>", "pad": "<pad>", "mask": "<mask>"}
+    assert {name: written[f"{name}_token"] for name in names} == names
+    stock = AutoTokenizer.from_pretrained(folder)
+    assert stock("a <mask>")["input_ids"] == [0, tokens.index("a"), tokens.index("<mask>"), 2]
+    assert "token_type_ids" not in stock("a", "b")
+    again = load_pretrained(folder)
+    assert again.config == config
+    assert RobertaForMaskedLM.from_pretrained(folder).config.pad_token_id == 1

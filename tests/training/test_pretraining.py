@@ -243,6 +243,8 @@ def test_a_model_folder_can_be_trained_on(tiny):
     pretrain(second)
     ends = [json.loads((folder_of(c) / "summary.json").read_text()) for c in (first, second)]
     assert ends[1]["loss_first"] == pytest.approx(ends[0]["val_loss"], abs=1e-4)
+    files = [(folder_of(config) / "model" / "tokenizer.json").read_bytes() for config in (first, second)]
+    assert files[0] == files[1]
 
 
 def test_a_step_that_is_reached_already_changes_nothing(tiny, caplog):
