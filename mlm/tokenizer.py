@@ -327,9 +327,9 @@ def _add_tokens(tokenizer: Tokenizer, file: Path) -> None:
     words = dict.fromkeys(word for word in map(str.strip, lines) if word)
     # Byte-level pieces carry the space before them, so a word of ours has to take it along.
     strip, known = _is_byte_level(tokenizer), tokenizer.get_vocab()
-    fresh = [AddedToken(word, single_word=True, lstrip=strip) for word in words if word not in known]
-    tokenizer.add_tokens(fresh)
-    log.info("vocabulary: %d of the %d words of %s are new", len(fresh), len(words), file)
+    tokenizer.add_tokens(
+        [AddedToken(word, single_word=True, lstrip=strip) for word in words if word not in known]
+    )
 
 
 def encode_documents(tokenizer: Tokenizer, texts: Iterable[str]) -> list[list[int]]:

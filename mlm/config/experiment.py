@@ -210,7 +210,7 @@ class EvaluateConfig:
     """Measure a masked language model on any text."""
 
     model: str
-    """Model folder."""
+    """Model folder, or OWNER/NAME on the Hugging Face hub."""
     data: CorpusConfig = field(default_factory=CorpusConfig)
     """The text; the whole of it is evaluated, nothing is held out."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
@@ -236,7 +236,7 @@ class FillMaskConfig:
     """Print the most likely words at each [MASK]."""
 
     model: str
-    """Model folder."""
+    """Model folder, or OWNER/NAME on the Hugging Face hub."""
     text: list[str]
     """One or more sentences with a [MASK], given without a flag."""
     top_k: int = 5

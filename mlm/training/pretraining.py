@@ -182,8 +182,9 @@ def prepare(config: PretrainConfig) -> tuple[Corpus, MaskedLM]:
         model = load_masked_lm(start)
         known, tokenizer = (load_tokenizer(start, words) for words in (None, config.tokenizer.add_tokens))
         size = tokenizer.get_vocab_size()
-        if size > known.get_vocab_size():
-            model = extend_vocabulary(model, added_pieces(known, tokenizer))
+        if pieces := added_pieces(known, tokenizer):
+            log.info("%d words of %s are new tokens", len(pieces), config.tokenizer.add_tokens)
+            model = extend_vocabulary(model, pieces)
         model.train()
         model.config.check_fit(size, config.data.seq_len)
         corpus = prepare_corpus(config.data, replace(config.tokenizer, path=str(start)))
