@@ -15,11 +15,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.config.parse import save_config
 from mlm.config.training import LoggingConfig, ScheduleConfig
+from mlm.hub import load_pretrained
 from mlm.model.heads import MaskedLM
+from mlm.tokenizer import load_tokenizer
 from mlm.training.pretraining import pretrain, rescale_and_clip
 
 MUON = {"name": "muon", "lr": 5e-3}
@@ -239,6 +243,8 @@ def test_a_model_folder_can_be_trained_on(tiny):
     pretrain(second)
     ends = [json.loads((folder_of(c) / "summary.json").read_text()) for c in (first, second)]
     assert ends[1]["loss_first"] == pytest.approx(ends[0]["val_loss"], abs=1e-4)
+    files = [(folder_of(config) / "model" / "tokenizer.json").read_bytes() for config in (first, second)]
+    assert files[0] == files[1]
 
 
 def test_a_step_that_is_reached_already_changes_nothing(tiny, caplog):
@@ -383,3 +389,27 @@ def test_every_parameter_gets_a_gradient(tiny):
     ids = torch.randint(5, 120, (2, 32))
     model(ids, torch.ones_like(ids), torch.tensor([[3, 4], [5, 6]])).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_words_added_to_the_vocabulary_of_a_model(tiny, tmp_path, documents):
+    first = tiny(name="first")
+    pretrain(first)
+    words = tmp_path / "words.txt"
+    words.write_text("lighthouse\nold keeper\nquokka\nthe\n")
+    second = replace(tiny(name="second"), init=str(folder_of(first) / "model"))
+    second = replace(second, tokenizer=TokenizerConfig(add_tokens=str(words)))
+    pretrain(second)
+    folder = folder_of(second) / "model"
+    before, after = (load_tokenizer(folder_of(config) / "model") for config in (first, second))
+    new = {"lighthouse", "old keeper", "quokka"} - set(before.get_vocab())
+    assert after.get_vocab_size() == before.get_vocab_size() + len(new)
+    text = "The lighthouse quokka waits for the lighthouses ."
+    ids = after.encode(text).ids
+    assert ids.count(after.token_to_id("quokka")) == 1
+    assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] == ids
+    theirs, ours = AutoModelForMaskedLM.from_pretrained(folder).eval(), load_pretrained(folder)
+    with torch.no_grad():
+        logits = ours(torch.tensor([ids]))
+        torch.testing.assert_close(theirs(torch.tensor([ids])).logits, logits, atol=1e-4, rtol=1e-4)
+    assert logits.argmax(-1).max() < after.get_vocab_size()
+    pretrain(replace(second, resume=True, trainer=replace(second.trainer, max_steps=10)))
