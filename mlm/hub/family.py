@@ -29,6 +29,10 @@ PROBLEM_TYPES: dict[Literal["classification", "regression"], str] = {
 """How config.json calls each `ClassifierConfig.label_type`."""
 
 
+MAX_LAYERS = 1000
+"""A file that asks for more is damaged, or meant to fill the memory."""
+
+
 @dataclass(frozen=True)
 class Family:
     """One family's spelling of everything."""
@@ -97,6 +101,8 @@ class Family:
         for name, (path, *_) in self._written().items():
             values[name] = self._ours(name, path, _get(written, path, _get(assumed, path, _ABSENT)))
         config = ModelConfig(**values | self.derived(written))
+        if config.num_hidden_layers > MAX_LAYERS:
+            raise InputError(f"num_hidden_layers={config.num_hidden_layers} is more than {MAX_LAYERS}")
         faults = self.unrepresented(config)
         for path, value in self._constants(config).items():
             faults += _difference(path, _get(written, path, value), value)

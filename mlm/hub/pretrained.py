@@ -238,12 +238,11 @@ def _read_config(folder: Path) -> tuple[Family, ModelConfig, Json]:
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
     """Read all weights of a folder: the first there is of one file, its parts, and both as pickles."""
-    for name in (WEIGHTS, PICKLED):
-        if (folder / name).exists():
-            return _read_file(folder / name)
-        if (folder / f"{name}{INDEX}").exists():
-            return _read_parts(folder / f"{name}{INDEX}")
-    raise InputError(f"{folder} has neither {WEIGHTS} nor {PICKLED}, nor an {INDEX} of either")
+    names = [f"{name}{index}" for name in (WEIGHTS, PICKLED) for index in ("", INDEX)]
+    found = next((folder / name for name in names if (folder / name).exists()), None)
+    if found is None:
+        raise InputError(f"{folder} has neither {WEIGHTS} nor {PICKLED}, nor an {INDEX} of either")
+    return _read_parts(found) if found.name.endswith(INDEX) else _read_file(found)
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:

@@ -200,6 +200,18 @@ def test_bad_config_is_one_line(folder, change, message):
     assert "\n" not in str(caught.value)
 
 
+def test_absurd_sizes_are_refused_before_anything_is_built(folder):
+    path = folder / "config.json"
+    written = json.loads(path.read_text())
+    for name, message in (
+        ("num_hidden_layers", "num_hidden_layers=1000000000 is more"),
+        ("vocab_size", "wrong shape"),
+    ):
+        path.write_text(json.dumps({**written, "layer_types": None, name: 10**9}))
+        with pytest.raises(InputError, match=message):
+            load_pretrained(folder)
+
+
 @pytest.mark.parametrize("text", ["{", "[1, 2]", ""])
 def test_config_that_is_no_object_is_refused(folder, text):
     (folder / "config.json").write_text(text)
