@@ -66,6 +66,11 @@ COMMANDS = {
         "mlm.config.finetune:PredictConfig",
         "mlm.evaluation.predict:predict",
     ),
+    "embed": Command(
+        "turn each text of a file into a vector",
+        "mlm.config.embed:EmbedConfig",
+        "mlm.evaluation.embed:embed",
+    ),
     "evaluate": Command(
         "measure loss, perplexity and masked accuracy of a model on any text",
         f"{_CONFIGS}:EvaluateConfig",

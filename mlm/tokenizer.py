@@ -285,13 +285,17 @@ def _train_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     return tokenizer
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
+def load_tokenizer(path: str | Path, add_tokens: str | None = None) -> Tokenizer:
     """Open a tokenizer.json, or the one in a model folder.
 
     Special tokens written in a text are recognised, as `fill-mask` needs it; `encode_documents` does not.
 
+    Args:
+        path: the file or folder.
+        add_tokens: text file of words, one a line: each gets the next free id.
+
     Raises:
-        InputError: it is missing, damaged, or lacks a special token.
+        InputError: it is missing, damaged, or lacks a special token; or the words are not UTF-8.
     """
     file = Path(path).expanduser()
     if file.is_dir():
@@ -307,6 +311,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         SpecialTokens.from_tokenizer(tokenizer)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
+    if add_tokens is not None:
+        _add_tokens(tokenizer, Path(add_tokens))
     return tokenizer
 
 
@@ -317,6 +323,19 @@ def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     plain.no_truncation()
     plain.encode_special_tokens = True  # lives in memory only: neither saved nor copied with the tokenizer
     return plain
+
+
+def _add_tokens(tokenizer: Tokenizer, file: Path) -> None:
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"tokenizer.add_tokens={file} cannot be read as UTF-8 text: {error}") from None
+    words = dict.fromkeys(word for word in map(str.strip, lines) if word)
+    # Byte-level pieces carry the space before them, so a word of ours has to take it along.
+    strip, known = _is_byte_level(tokenizer), tokenizer.get_vocab()
+    tokenizer.add_tokens(
+        [AddedToken(word, single_word=True, lstrip=strip) for word in words if word not in known]
+    )
 
 
 def encode_documents(tokenizer: Tokenizer, texts: Iterable[str]) -> list[list[int]]:
@@ -338,6 +357,13 @@ def encode_plain(plain: Tokenizer, texts: Iterable[str]) -> list[list[int]]:
         for encoding in plain.encode_batch_fast(group, add_special_tokens=False)
     )
     return [list(chain.from_iterable(islice(encoded, len(document)))) for document in pieces]
+
+
+def added_pieces(before: Tokenizer, after: Tokenizer) -> dict[int, list[int]]:
+    """Return the ids of the tokens that only `after` has, each with the pieces that `before` makes of it."""
+    known = before.get_vocab()
+    added = {token: id_ for token, id_ in after.get_vocab().items() if token not in known}
+    return dict(zip(added.values(), encode_documents(before, added), strict=True))
 
 
 def tokenizer_digest(tokenizer: Tokenizer) -> str:

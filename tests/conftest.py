@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.pop("WANDB_MODE", None)  # it would win over what a test configures
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 SUBJECTS = ["the harbour", "a small boat", "the old keeper", "every lamp", "our neighbour", "the grey gull"]

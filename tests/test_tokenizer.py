@@ -18,6 +18,7 @@ from mlm.config.errors import InputError
 from mlm.tokenizer import (
     SPECIAL_TOKENS,
     SpecialTokens,
+    added_pieces,
     encode_documents,
     load_tokenizer,
     starts_word,
@@ -367,3 +368,32 @@ def test_bad_tokenizer_files_are_errors(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message) as error:
             load_tokenizer(tmp_path / name)
         assert "\n" not in str(error.value)
+
+
+@ALL
+def test_added_words_are_tokens_where_they_stand_whole(config, tmp_path):
+    plain = train_tokenizer(TEXTS, config)
+    plain.save(str(tmp_path / "tokenizer.json"))
+    words = tmp_path / "words.txt"
+    words.write_text("zebrafish\n\n  gene fold \nzebrafish\n")
+    larger = load_tokenizer(tmp_path, str(words))
+    size = plain.get_vocab_size()
+    assert (larger.token_to_id("zebrafish"), larger.token_to_id("gene fold")) == (size, size + 1)
+    assert added_pieces(plain, larger) == {
+        size: encode_documents(plain, ["zebrafish"])[0],
+        size + 1: encode_documents(plain, ["gene fold"])[0],
+    }
+    (ids,) = encode_documents(larger, ["the zebrafish gene fold, zebrafishes"])
+    assert (ids.count(size), ids.count(size + 1)) == (1, 1)
+    assert starts_word(larger)[[size, size + 1]].all()
+    if config.type == "bpe":
+        assert encode_documents(larger, ["the zebrafish"])[0] == [*encode_documents(plain, ["the"])[0], size]
+    reloaded = Tokenizer.from_str(larger.to_str())
+    assert encode_documents(reloaded, ["a Zebrafish"]) == encode_documents(larger, ["a Zebrafish"])
+
+
+def test_words_that_are_not_utf8_are_refused(tmp_path):
+    train_tokenizer(TEXTS, WORDPIECE).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "words.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(InputError, match=r"add_tokens=.*words.txt cannot be read as UTF-8"):
+        load_tokenizer(tmp_path, str(tmp_path / "words.txt"))

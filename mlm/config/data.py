@@ -179,6 +179,8 @@ class TokenizerConfig:
     """Fold case and accents first (trained vocabularies only)."""
     max_bytes: int = 128 * 2**20
     """Learn from at most this much text, sources in proportion: more costs time and changes little."""
+    add_tokens: str | None = None
+    """Text file of words, one a line, that become tokens of their own; null: none."""
 
     def __post_init__(self) -> None:
         smallest = 261 if self.type == "bpe" else 16  # bytes and special tokens
@@ -190,13 +192,17 @@ class TokenizerConfig:
         )
         require(self.max_bytes > 0, "tokenizer.max_bytes", self.max_bytes, "must be at least 1")
         self.path = self.path and os.path.expanduser(self.path)
+        self.add_tokens = self.add_tokens and os.path.expanduser(self.add_tokens)
 
     def check_file(self) -> None:
-        """Check that the tokenizer to reuse is there.
+        """Check that the tokenizer to reuse is there, and the file of words to add.
 
         Raises:
             InputError: it is not; says where it was looked for.
         """
+        words = self.add_tokens
+        if words is not None and not Path(words).is_file():
+            raise InputError(f"tokenizer.add_tokens={words}: there is no file {Path(words).absolute()}")
         if self.path is None:
             return
         path = Path(self.path)

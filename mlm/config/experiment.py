@@ -31,14 +31,20 @@ def is_first_process() -> bool:
     return all(os.environ.get(rank, "0") == "0" for rank in RANKS)
 
 
+def is_hub_name(name: str) -> bool:
+    """Tell whether OWNER/NAME means a model of the Hugging Face hub: nothing here begins like it."""
+    part = r"[A-Za-z0-9][\w.-]*"
+    return re.fullmatch(f"{part}/{part}", name) is not None and not Path(name).parent.exists()
+
+
 def check_model_folder(key: str, folder: str) -> None:
-    """Check that `folder` holds a model.
+    """Check that `folder` holds a model, or may be the name of one on the hub.
 
     Raises:
         InputError: it does not; says where it was looked for, and where a run keeps its model.
     """
     path = Path(folder)
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() or is_hub_name(folder):
         return
     nested = path / "model"
     fix = f"did you mean {nested}?" if (nested / "config.json").is_file() else f"looked in {path.absolute()}"
@@ -139,7 +145,7 @@ class PretrainConfig(RunConfig):
     """
 
     init: str | None = None
-    """Model folder to start from; brings weights, shape and tokenizer."""
+    """Model folder or hub's OWNER/NAME to start from; brings weights, shape and tokenizer."""
     data: CorpusConfig = field(default_factory=CorpusConfig)
     """Documents, rows and the held-out part."""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -204,7 +210,7 @@ class EvaluateConfig:
     """Measure a masked language model on any text."""
 
     model: str
-    """Model folder."""
+    """Model folder, or OWNER/NAME on the Hugging Face hub."""
     data: CorpusConfig = field(default_factory=CorpusConfig)
     """The text; the whole of it is evaluated, nothing is held out."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
@@ -230,7 +236,7 @@ class FillMaskConfig:
     """Print the most likely words at each [MASK]."""
 
     model: str
-    """Model folder."""
+    """Model folder, or OWNER/NAME on the Hugging Face hub."""
     text: list[str]
     """One or more sentences with a [MASK], given without a flag."""
     top_k: int = 5

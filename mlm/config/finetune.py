@@ -192,7 +192,7 @@ class FinetuneConfig(RunConfig):
     resume: bool = False
     """Not offered by this command."""
     model: str | None = None
-    """Model folder to start from; null: the newest finished pretraining run in runs_dir."""
+    """Model folder or hub's OWNER/NAME to start from; null: the newest finished pretraining in runs_dir."""
     data: LabelledConfig = field(default_factory=LabelledConfig)
     """Labelled texts."""
     head: HeadConfig = field(default_factory=HeadConfig)

@@ -123,12 +123,13 @@ def prepare_store(
 def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
     """Load or train the vocabulary; a trained one is kept in the cache."""
     if config.path:
-        if replace(config, path=None) != TokenizerConfig():
+        if replace(config, path=None, add_tokens=None) != TokenizerConfig():
             log.warning("all other tokenizer.* keys are ignored: the vocabulary is %s", config.path)
-        return load_tokenizer(config.path)
+        return load_tokenizer(config.path, config.add_tokens)
     distinct = text.config.deduplicate != "none"
     weights = [source.weight for source in text.sources]
-    key = content_key(text.digest, weights, distinct, to_plain(config), TOKENIZER_VERSION)
+    trained = replace(config, add_tokens=None)
+    key = content_key(text.digest, weights, distinct, to_plain(trained), TOKENIZER_VERSION)
     folder = text.cache / "tokenizers" / key
     with locked(folder):
         if not folder.exists():
@@ -143,7 +144,7 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
         else:
             log.info("vocabulary: reusing %s", folder)
     mark_used(folder)
-    return load_tokenizer(folder)
+    return load_tokenizer(folder, config.add_tokens)
 
 
 def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) -> TokenStore | None:

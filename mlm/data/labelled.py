@@ -32,6 +32,7 @@ from mlm.data.formats import (
     decompressed,
     format_of,
     one_line,
+    split_lines,
     text_blocks,
 )
 from mlm.data.tables import Row, csv_rows, json_rows
@@ -145,6 +146,25 @@ def read_table(path: str, encoding: str = "utf-8") -> Table:
     if not rows:
         raise InputError(f"{path}: has no rows")
     return Table(path, [(f"row {number}{place}", row) for number, (place, row) in enumerate(rows, 1)])
+
+
+def read_texts(path: str, column: str, encoding: str = "utf-8") -> list[str]:
+    """Read the texts of a file in their order: the lines of a text file, or a column of a file of rows.
+
+    Raises:
+        InputError: it is empty or cannot be read, or a row has no text there; names file and line.
+    """
+    if format_of(path) != "text":
+        return read_table(path, encoding).texts(column, "--text_column")
+    try:
+        with Path(path).open("rb") as file:
+            content = decompressed(io.BufferedReader(file, BLOCK_BYTES))
+            texts = list(split_lines(text_blocks(content, path, encoding)))
+    except READ_ERRORS as error:
+        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
+    if not texts:
+        raise InputError(f"{path}: is empty")
+    return texts
 
 
 def _rows(kind: str, content: Any, path: str, encoding: str) -> Iterator[Row]:

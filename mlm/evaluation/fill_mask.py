@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from mlm.config.errors import InputError
 from mlm.config.experiment import FillMaskConfig
+from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_masked_lm
 from mlm.model.heads import MaskedLM
 from mlm.tokenizer import SpecialTokens, load_tokenizer
@@ -53,7 +54,10 @@ def fill_masks(model: MaskedLM, tokenizer: Tokenizer, text: str, top_k: int = 5)
 
 def fill_mask(config: FillMaskConfig) -> int:
     """Print candidates for each mask of each text: the `fill-mask` command."""
-    model, tokenizer = load_masked_lm(config.model, needs_head=True), load_tokenizer(config.model)
+    folder = model_folder(config.model)
+    model, tokenizer = load_masked_lm(folder, needs_head=True), load_tokenizer(folder)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
     for text in config.text:
         print(text)
         for number, candidates in enumerate(fill_masks(model, tokenizer, text, config.top_k), start=1):

@@ -19,6 +19,7 @@ from mlm.config.experiment import EvaluateConfig
 from mlm.data.collate import MaskedBatch, MaskedRows, Rows, build_masking
 from mlm.data.corpus import prepare_evaluation
 from mlm.data.sampler import ValidationSampler
+from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_masked_lm
 from mlm.masking import Masking
 from mlm.model.heads import MaskedLM
@@ -89,8 +90,8 @@ def evaluate(config: EvaluateConfig) -> int:
     Raises:
         InputError: no model or no text where the configuration says.
     """
-    model = load_masked_lm(config.model, needs_head=True)
-    tokenizer = load_tokenizer(config.model)
+    folder = model_folder(config.model)
+    model, tokenizer = load_masked_lm(folder, needs_head=True), load_tokenizer(folder)
     longest = model.config.max_position_embeddings or config.data.seq_len
     if config.data.seq_len > longest:
         log.info("rows of %d tokens, the longest that %s reads", longest, config.model)

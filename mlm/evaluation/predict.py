@@ -18,9 +18,10 @@ from torch import Tensor
 
 from mlm.config.errors import InputError
 from mlm.config.finetune import PredictConfig
-from mlm.config.model import ClassifierConfig
+from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.data.examples import EncodedExamples, LabelledBatch, batches_in_order, encode_examples
 from mlm.data.labelled import Examples, Table, read_table
+from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_classifier
 from mlm.model.heads import SequenceClassifier
 from mlm.tokenizer import load_tokenizer
@@ -84,13 +85,13 @@ def write_predictions(path: Path, ids: Iterable[str], logits: Floats, classifier
     partial.replace(path)
 
 
-def max_length(model: SequenceClassifier, asked: int | None, key: str) -> int | None:
+def max_length(model: ModelConfig, asked: int | None, key: str) -> int | None:
     """Return the most tokens of an example: what is asked for, else all that the model reads.
 
     Raises:
         InputError: more is asked for than the model reads.
     """
-    longest = model.config.max_position_embeddings
+    longest = model.max_position_embeddings
     if asked is not None and longest is not None and asked > longest:
         raise InputError(f"{key}={asked} is longer than the model's max_position_embeddings={longest}")
     return asked or longest
@@ -109,12 +110,13 @@ def predict(config: PredictConfig) -> int:
     Raises:
         InputError: no classifier or no texts where the configuration says.
     """
-    model, tokenizer = load_classifier(config.model), load_tokenizer(config.model)
+    folder = model_folder(config.model)
+    model, tokenizer = load_classifier(folder), load_tokenizer(folder)
     table = read_table(config.input, config.encoding)
     pair = config.text_pair_column
     texts = table.texts(config.text_column, "--text_column")
     pairs = table.texts(pair, "--text_pair_column") if pair else None
-    longest = max_length(model, config.max_length, "max_length")
+    longest = max_length(model.config, config.max_length, "max_length")
     examples = encode_examples(tokenizer, Examples(texts, pairs), longest)
     tell_truncated(examples, table.name, longest)
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -2,11 +2,12 @@
 
 from mlm.hub.card import model_card
 from mlm.hub.families import architecture_of
-from mlm.hub.pretrained import load_classifier, load_masked_lm, load_pretrained, save_pretrained
+from mlm.hub.pretrained import load_classifier, load_encoder, load_masked_lm, load_pretrained, save_pretrained
 
 __all__ = [
     "architecture_of",
     "load_classifier",
+    "load_encoder",
     "load_masked_lm",
     "load_pretrained",
     "model_card",

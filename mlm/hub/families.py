@@ -1,214 +1,17 @@
-"""How each family of models spells our fields and our weights: one closed table, read in both directions.
+"""How each family of models spells our fields and our weights: one closed table each.
 
-- to add a family, write its table and append it to FAMILIES
-- a field stands under a dotted path of config.json, by default under its own name
-- a module of ours stands for one of theirs, or for several that are stacked into one
-- N stands for the number of a layer
+To add a family, write its table, as `family.py` explains it, and append it to FAMILIES.
 """
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, ModelConfig
-
-Json = dict[str, Any]
-
-TOKEN_IDS = {f"{name}_token_id": name for name in ("pad", "cls", "sep", "mask")}
-TOKEN_IDS |= {"bos_token_id": "cls", "eos_token_id": "sep"}  # without these, ModernBERT's are out of range
-"""Fields of config.json for token ids, and the fields of `SpecialTokens` they repeat."""
-
-PROBLEM_TYPES: dict[Literal["classification", "regression"], str] = {
-    "classification": "single_label_classification",
-    "regression": "regression",
-}
-"""How config.json calls each `ClassifierConfig.label_type`."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """One family's spelling of everything."""
-
-    model_type: str
-    """What config.json calls it."""
-    architecture: str
-    """Its class with a masked-LM head."""
-    classifier: str
-    """Its class with a head for classes or a score."""
-    assumed: Callable[[Json], Json]
-    """What the class takes for the paths that a config.json leaves out."""
-    fixed: Mapping[str, Sequence[Any]]
-    """Our fields of which the class knows only these values; they decide which family a model belongs to."""
-    unused: Sequence[str] = ()
-    """Our fields that mean nothing to it."""
-    paths: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Our fields that are spelt otherwise; the first path is read, all are written."""
-    values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Our fields whose values are spelt otherwise, ours to theirs."""
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    """Paths and the only value that we compute there: itself, or a function of our configuration."""
-    modules: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
-    """Our modules that are spelt otherwise."""
-    prefix: str = ""
-    """How the names of the encoder begin, except in a file without any head."""
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    """Parts of names in older files, and what they are called now."""
-    untied_copies: Mapping[str, str] = field(default_factory=dict)
-    """Names that stand a second time, under another one, in a file with an output matrix of its own."""
-    ignored: str = "(?!)"
-    """Pattern of how the names begin that a model with another head does not need; by default none."""
-    poolings: Sequence[str] = ("cls", "mean")
-    """Values of `ClassifierConfig.pooling` that the classifier knows."""
-    dropout_path: str | None = None
-    """Where the dropout of a classifier stands that names none of its own; None: it has none then."""
-
-    def unrepresented(self, config: ModelConfig) -> list[str]:
-        """Return the fields, with their values, that the class cannot represent."""
-        values = {name: getattr(config, name) for name in self.fixed}
-        return [f"{name}={value}" for name, value in values.items() if value not in self.fixed[name]]
-
-    def write_config(self, config: ModelConfig) -> Json:
-        """Return config.json for `config`, without token ids."""
-        result: Json = {"model_type": self.model_type, "architectures": [self.architecture]}
-        for path, value in self._constants(config).items():
-            _set(result, path, value)
-        for name, paths in self._written().items():
-            ours = getattr(config, name)
-            for path in paths:
-                _set(result, path, self.values[name][ours] if name in self.values else ours)
-        return result
-
-    def read_config(self, written: Json) -> ModelConfig:
-        """Return our configuration for the content of a config.json.
-
-        Raises:
-            InputError: it asks for something that we cannot compute.
-        """
-        assumed = self.assumed(written)
-        values = {name: allowed[0] for name, allowed in self.fixed.items()}
-        for name, (path, *_) in self._written().items():
-            values[name] = self._ours(name, path, _get(written, path, _get(assumed, path, _ABSENT)))
-        config = ModelConfig(**values)
-        faults = self.unrepresented(config)
-        for path, value in self._constants(config).items():
-            faults += _difference(path, _get(written, path, value), value)
-        if faults:
-            raise InputError(f"not supported: {', '.join(faults)}")
-        return config
-
-    def write_classifier(self, classifier: ClassifierConfig) -> Json:
-        """Return what config.json says of the head of a classifier."""
-        return {
-            "architectures": [self.classifier],
-            "problem_type": PROBLEM_TYPES[classifier.label_type],
-            "id2label": {str(number): label for number, label in enumerate(classifier.labels)},
-            "label2id": {label: number for number, label in enumerate(classifier.labels)},
-            "classifier_dropout": classifier.dropout,
-            "classifier_pooling": classifier.pooling,
-        }
-
-    def read_classifier(self, written: Json) -> ClassifierConfig:
-        """Return the head that the content of a config.json asks for.
-
-        Raises:
-            InputError: it is of a kind that we cannot compute.
-        """
-        names = written.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-        labels = [names.get(str(number)) for number in range(len(names))]
-        if None in labels:
-            raise InputError(f"id2label has the ids {', '.join(names)}, not 0 to {len(names) - 1}")
-        problem = (
-            written.get("problem_type")
-            or PROBLEM_TYPES["regression" if len(names) == 1 else "classification"]
-        )
-        types = {name: label_type for label_type, name in PROBLEM_TYPES.items()}
-        if problem not in types:
-            raise InputError(f"problem_type={problem} is not supported, only {', '.join(types)}")
-        dropout = written.get("classifier_dropout")
-        if dropout is None:
-            dropout = written.get(self.dropout_path or "", 0.0)
-        pooling = written.get("classifier_pooling", "cls")
-        if pooling not in self.poolings:
-            allowed = ", ".join(self.poolings)
-            raise InputError(f"classifier_pooling={pooling} is not supported, only {allowed}")
-        return ClassifierConfig(tuple(map(str, labels)), types[problem], pooling, dropout)
-
-    def their_names(self, name: str) -> list[str]:
-        """Return the names in the file of what our weight `name` is stacked from."""
-        module, _, leaf = name.rpartition(".")
-        number = "".join(re.findall(r"\.layers\.(\d+)", module))
-        general = module.replace(f".layers.{number}", ".layers.N")
-        theirs = self.modules.get(general, general)
-        parts = [theirs] if isinstance(theirs, str) else theirs
-        return [f"{part}.{leaf}".replace(".N.", f".{number}.") for part in parts]
-
-    def current_names(self, names: Collection[str]) -> dict[str, str]:
-        """Return what each name in a file is called today in a model with a head."""
-        prefix = "" if any(name.startswith(self.prefix) for name in names) else self.prefix
-        result = {}
-        for name in names:
-            current = prefix + name
-            for old, new in self.renamed.items():
-                current = current.replace(old, new)
-            result[name] = current
-        return result
-
-    def is_needless(self, name: str) -> bool:
-        """Tell whether a current name belongs to a head that another model of the family has."""
-        return re.match(self.ignored, name) is not None
-
-    def _constants(self, config: ModelConfig) -> Json:
-        return {path: value(config) if callable(value) else value for path, value in self.constants.items()}
-
-    def _ours(self, name: str, path: str, found: Any) -> Any:
-        """Return our value for what was found under a path of config.json."""
-        if found is _ABSENT:
-            raise InputError(f"{path} is missing")
-        if name not in self.values:
-            return found
-        ours = {theirs: value for value, theirs in self.values[name].items()}
-        if found not in ours:
-            raise InputError(f"not supported: {path}={found} (only {', '.join(ours)})")
-        return ours[found]
-
-    def _written(self) -> dict[str, Sequence[str]]:
-        """Our fields that stand in config.json, with their paths."""
-        left_out = {*self.unused, *(name for name, allowed in self.fixed.items() if len(allowed) == 1)}
-        return {name: self.paths.get(name, (name,)) for name in asdict(ModelConfig()) if name not in left_out}
-
-
-_ABSENT = object()
-
-
-def _get(tree: Any, path: str, default: Any) -> Any:
-    for key in path.split("."):
-        if not isinstance(tree, dict) or key not in tree:
-            return default
-        tree = tree[key]
-    return tree
-
-
-def _set(tree: Json, path: str, value: Any) -> None:
-    *parents, last = path.split(".")
-    for key in parents:
-        tree = tree.setdefault(key, {})
-    tree[last] = value
-
-
-def _difference(path: str, found: Any, expected: Any) -> list[str]:
-    """Return in words where, first, something else than expected was found; null is as good as absent."""
-    if isinstance(found, list) and isinstance(expected, list):
-        pairs = zip_longest(found, expected)
-        places = (_difference(f"{path}[{index}]", *pair) for index, pair in enumerate(pairs))
-        return next(filter(None, places), [])
-    return [] if found in (None, expected) else [f"{path}={found} (only {expected})"]
-
+from mlm.hub.family import Family, Json
 
 COMMON: dict[str, Sequence[Any]] = {
     "embedding_size": [None],
@@ -220,7 +23,7 @@ COMMON: dict[str, Sequence[Any]] = {
     "head_transform": [True],
     "pooling": ["cls", "mean", "cls_tanh"],
 }
-"""What both stock families fix alike."""
+"""What the stock families fix alike, but for what each of them says otherwise."""
 
 
 def _assumed_by_bert(written: Json) -> Json:
@@ -236,6 +39,24 @@ def _assumed_by_bert(written: Json) -> Json:
         "tie_word_embeddings": True,
         "position_embedding": "learned",
         "pooling": "cls_tanh",
+    }
+
+
+def _like_bert(prefix: str) -> dict[str, str | Sequence[str]]:
+    """Return the names of the encoder's modules, which several families have in common."""
+    return {
+        "encoder.embeddings.token": f"{prefix}.embeddings.word_embeddings",
+        "encoder.embeddings.position": f"{prefix}.embeddings.position_embeddings",
+        "encoder.embeddings.token_type": f"{prefix}.embeddings.token_type_embeddings",
+        "encoder.embeddings.norm": f"{prefix}.embeddings.LayerNorm",
+        "encoder.layers.N.attention.query_key_value": [
+            f"{prefix}.encoder.layer.N.attention.self.{part}" for part in ("query", "key", "value")
+        ],
+        "encoder.layers.N.attention.output": f"{prefix}.encoder.layer.N.attention.output.dense",
+        "encoder.layers.N.attention_norm": f"{prefix}.encoder.layer.N.attention.output.LayerNorm",
+        "encoder.layers.N.feed_forward.up": f"{prefix}.encoder.layer.N.intermediate.dense",
+        "encoder.layers.N.feed_forward.down": f"{prefix}.encoder.layer.N.output.dense",
+        "encoder.layers.N.feed_forward_norm": f"{prefix}.encoder.layer.N.output.LayerNorm",
     }
 
 
@@ -262,19 +83,8 @@ BERT = Family(
     },
     values={"activation": {"gelu": "gelu", "relu": "relu"}},
     constants={"position_embedding_type": "absolute", "is_decoder": False},
-    modules={
-        "encoder.embeddings.token": "bert.embeddings.word_embeddings",
-        "encoder.embeddings.position": "bert.embeddings.position_embeddings",
-        "encoder.embeddings.token_type": "bert.embeddings.token_type_embeddings",
-        "encoder.embeddings.norm": "bert.embeddings.LayerNorm",
-        "encoder.layers.N.attention.query_key_value": [
-            f"bert.encoder.layer.N.attention.self.{part}" for part in ("query", "key", "value")
-        ],
-        "encoder.layers.N.attention.output": "bert.encoder.layer.N.attention.output.dense",
-        "encoder.layers.N.attention_norm": "bert.encoder.layer.N.attention.output.LayerNorm",
-        "encoder.layers.N.feed_forward.up": "bert.encoder.layer.N.intermediate.dense",
-        "encoder.layers.N.feed_forward.down": "bert.encoder.layer.N.output.dense",
-        "encoder.layers.N.feed_forward_norm": "bert.encoder.layer.N.output.LayerNorm",
+    modules=_like_bert("bert")
+    | {
         "head": "cls.predictions",
         "head.dense": "cls.predictions.transform.dense",
         "head.norm": "cls.predictions.transform.LayerNorm",
@@ -288,6 +98,144 @@ BERT = Family(
     poolings=("cls",),
     dropout_path="hidden_dropout_prob",
 )
+
+
+def _positions_of_roberta(written: Json) -> Json:
+    """The table has rows for the ids up to that of padding, which no token takes."""
+    offset = written.get("pad_token_id", 1) + 1
+    return {
+        "position_offset": offset,
+        "max_position_embeddings": written.get("max_position_embeddings", 512) - offset,
+    }
+
+
+ROBERTA = Family(
+    model_type="roberta",
+    architecture="RobertaForMaskedLM",
+    classifier="RobertaForSequenceClassification",
+    assumed=_assumed_by_bert,
+    fixed={**BERT.fixed, "position_offset": range(1, sys.maxsize)},
+    unused=[*BERT.unused, "position_offset", "max_position_embeddings"],
+    derived=_positions_of_roberta,
+    paths=BERT.paths,
+    values=BERT.values,
+    constants={
+        **BERT.constants,
+        "max_position_embeddings": lambda config: config.position_rows,
+        "pad_token_id": lambda config: config.position_offset - 1,
+    },
+    modules=_like_bert("roberta")
+    | {
+        "head": "lm_head",
+        "head.dense": "lm_head.dense",
+        "head.norm": "lm_head.layer_norm",
+        "head.output": "lm_head.decoder",
+        "pooler.dense": "classifier.dense",
+        "classifier": "classifier.out_proj",
+    },
+    prefix="roberta.",
+    untied_copies={"lm_head.bias": "lm_head.decoder.bias"},
+    poolings=("cls",),
+    positions_follow_padding=True,
+    dropout_path="hidden_dropout_prob",
+    ignored=r"roberta\.pooler|roberta\.embeddings\.position_ids|lm_head|classifier|qa_",
+)
+
+XLM_ROBERTA = replace(
+    ROBERTA,
+    model_type="xlm-roberta",
+    architecture="XLMRobertaForMaskedLM",
+    classifier="XLMRobertaForSequenceClassification",
+)
+"""The same classes under other names; what is read from it is written as RoBERTa."""
+
+
+def _assumed_by_distilbert(written: Json) -> Json:
+    return {
+        "activation": "gelu",
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "embedding_dropout": written.get("dropout", 0.1),
+        "initializer_range": 0.02,
+        "tie_word_embeddings": True,
+        "position_embedding": "learned",
+        "pooling": "cls",
+    }
+
+
+DISTILBERT = Family(
+    model_type="distilbert",
+    architecture="DistilBertForMaskedLM",
+    classifier=None,  # its layer before the last is followed by relu
+    assumed=_assumed_by_distilbert,
+    fixed={**BERT.fixed, "norm_eps": [1e-12], "type_vocab_size": [0]},
+    unused=BERT.unused,
+    paths={
+        "hidden_size": ["dim"],
+        "num_hidden_layers": ["n_layers"],
+        "num_attention_heads": ["n_heads"],
+        "intermediate_size": ["hidden_dim"],
+        "hidden_dropout": ["dropout"],
+    },
+    values=BERT.values,
+    modules={
+        "encoder.embeddings.token": "distilbert.embeddings.word_embeddings",
+        "encoder.embeddings.position": "distilbert.embeddings.position_embeddings",
+        "encoder.embeddings.norm": "distilbert.embeddings.LayerNorm",
+        "encoder.layers.N.attention.query_key_value": [
+            f"distilbert.transformer.layer.N.attention.{part}" for part in ("q_lin", "k_lin", "v_lin")
+        ],
+        "encoder.layers.N.attention.output": "distilbert.transformer.layer.N.attention.out_lin",
+        "encoder.layers.N.attention_norm": "distilbert.transformer.layer.N.sa_layer_norm",
+        "encoder.layers.N.feed_forward.up": "distilbert.transformer.layer.N.ffn.lin1",
+        "encoder.layers.N.feed_forward.down": "distilbert.transformer.layer.N.ffn.lin2",
+        "encoder.layers.N.feed_forward_norm": "distilbert.transformer.layer.N.output_layer_norm",
+        "head": "vocab_projector",
+        "head.dense": "vocab_transform",
+        "head.norm": "vocab_layer_norm",
+        "head.output": "vocab_projector",
+    },
+    prefix="distilbert.",
+    poolings=(),
+    ignored=r"vocab_|pre_classifier|classifier|qa_|distilbert\.embeddings\.position_ids",
+)
+
+
+def _width_of_electra(written: Json) -> Json:
+    return {"embedding_size": written.get("embedding_size", 128)}
+
+
+ELECTRA = Family(
+    model_type="electra",
+    architecture="ElectraForMaskedLM",
+    classifier=None,  # its dense layer is followed by gelu
+    assumed=_assumed_by_bert,
+    fixed={
+        **{name: allowed for name, allowed in BERT.fixed.items() if name != "embedding_size"},
+        "activation": ["gelu"],
+    },
+    unused=[*BERT.unused, "embedding_size"],
+    derived=_width_of_electra,
+    paths=BERT.paths,
+    values=BERT.values,
+    constants={
+        **BERT.constants,
+        "hidden_act": "gelu",
+        "embedding_size": lambda config: config.embedding_width,
+    },
+    modules=_like_bert("electra")
+    | {
+        "encoder.embeddings.projection": "electra.embeddings_project",
+        "head": "generator_lm_head",
+        "head.dense": "generator_predictions.dense",
+        "head.norm": "generator_predictions.LayerNorm",
+        "head.output": "generator_lm_head",
+    },
+    prefix="electra.",
+    poolings=(),
+    ignored=r"discriminator_|generator_|electra\.embeddings\.position_ids|classifier|qa_|sequence_summary",
+)
+"""Published models are mostly discriminators: without a masked-LM head."""
 
 
 def _assumed_by_modernbert(written: Json) -> Json:
@@ -380,7 +328,7 @@ OWN = Family(
     ignored=r"head\.|classifier",
 )
 
-FAMILIES = (BERT, MODERNBERT, OWN)
+FAMILIES = (BERT, ROBERTA, DISTILBERT, ELECTRA, MODERNBERT, XLM_ROBERTA, OWN)
 """In the order in which they are tried for a model; the last takes everything."""
 
 
@@ -392,13 +340,13 @@ def family_of(config: ModelConfig, classifier: ClassifierConfig | None = None) -
 def architecture_of(config: ModelConfig, classifier: ClassifierConfig | None = None) -> str:
     """Return the name of the class that reads a model of this configuration."""
     family = family_of(config, classifier)
-    return family.classifier if classifier else family.architecture
+    return str(family.classifier) if classifier else family.architecture
 
 
 def missing_counterparts(config: ModelConfig, classifier: ClassifierConfig | None = None) -> str:
     """Return in words what keeps `config` from being of the stock family that is closest to it."""
     closest = min(FAMILIES[:-1], key=lambda family: len(_unrepresented(family, config, classifier)))
-    name = closest.classifier if classifier else closest.architecture
+    name = (closest.classifier if classifier else None) or closest.architecture
     return f"{name} has no counterpart for {', '.join(_unrepresented(closest, config, classifier))}"
 
 

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -24,11 +25,16 @@ from torch import Tensor
 
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.hub.families import FAMILIES, OWN, TOKEN_IDS, Family, Json, family_of, missing_counterparts
-from mlm.model import UNUSED_ID_BIAS, MaskedLM, SequenceClassifier, init_weights
+from mlm.hub.download import model_folder
+from mlm.hub.families import FAMILIES, OWN, family_of, missing_counterparts
+from mlm.hub.family import TOKEN_IDS, Family, Json
+from mlm.model import UNUSED_ID_BIAS, Encoder, MaskedLM, SequenceClassifier, init_weights
 from mlm.tokenizer import SpecialTokens
 
 CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
+INDEX = ".index.json"
+"""What the name of either ends with where the weights are in several files."""
+POSITIONS = "encoder.embeddings.position.weight"
 MAX_DIFFERENCE = 1e-4
 """Largest difference of a logit between a model and what is read back of it."""
 
@@ -37,13 +43,15 @@ log = logging.getLogger(__name__)
 
 def load_pretrained(folder: str | Path) -> MaskedLM | SequenceClassifier:
     """Read a model folder with the head that its config.json names, by one of the next two functions."""
-    family, _, written = _read_config(Path(folder))
+    folder = model_folder(folder)
+    family, _, written = _read_config(folder)
     return load_classifier(folder) if _names_classifier(family, written) else load_masked_lm(folder)
 
 
 def load_masked_lm(folder: str | Path, needs_head: bool = False) -> MaskedLM:
     """Read a model folder: one of ours, or one that transformers saved for a family of `FAMILIES`.
 
+    OWNER/NAME is a model of the Hugging Face hub, unless something here begins with OWNER/.
     A masked-LM head that is not there is initialised, with a warning; heads of other tasks are left out.
 
     Args:
@@ -56,17 +64,28 @@ def load_masked_lm(folder: str | Path, needs_head: bool = False) -> MaskedLM:
     Raises:
         InputError: a file is missing, damaged, unsafe to open, or does not fit its config.json.
     """
-    folder = Path(folder)
+    folder = model_folder(folder)
+    model, missing = _masked_lm(folder)
+    if missing and needs_head:
+        raise InputError(f"{folder} was not trained to fill masks: it has no {_listed(missing)}")
+    if missing:
+        log.warning("%s has no %s: initialised, to be trained before use", folder, _listed(missing))
+    return model
+
+
+def load_encoder(folder: str | Path) -> Encoder:
+    """Read the encoder of any model folder and leave its head; otherwise as `load_masked_lm`."""
+    return _masked_lm(model_folder(folder))[0].encoder
+
+
+def _masked_lm(folder: Path) -> tuple[MaskedLM, list[str]]:
+    """Return the model and the weights of its head that had to be drawn."""
     family, config, written = _read_config(folder)
     tensors = _without_narrow_transform(config, _read_tensors(folder), _names_classifier(family, written))
     with torch.device("meta"):  # sizes only: no memory, no random numbers
         model = MaskedLM(config)
     missing = _fill(model, family, tensors, folder)
-    if missing and needs_head:
-        raise InputError(f"{folder} was not trained to fill masks: it has no {_listed(missing)}")
-    if missing:
-        log.warning("%s has no %s: initialised, to be trained before use", folder, _listed(missing))
-    return model.eval()
+    return model.eval(), missing
 
 
 def load_classifier(folder: str | Path, new: ClassifierConfig | None = None) -> SequenceClassifier:
@@ -84,7 +103,7 @@ def load_classifier(folder: str | Path, new: ClassifierConfig | None = None) -> 
     Raises:
         InputError: as in `load_masked_lm`, or the folder holds no classifier and none is given.
     """
-    folder = Path(folder)
+    folder = model_folder(folder)
     family, config, written = _read_config(folder)
     is_classifier = _names_classifier(family, written)
     if new is None and not is_classifier:
@@ -100,7 +119,9 @@ def load_classifier(folder: str | Path, new: ClassifierConfig | None = None) -> 
     assert head, "one of the two is there"
     tensors = _without_narrow_transform(config, _read_tensors(folder), not is_classifier)
     if own is None or (head.labels, head.label_type) != (own.labels, own.label_type):
-        tensors = {name: one for name, one in tensors.items() if not name.startswith("classifier.")}
+        last = {f"classifier.{leaf}" for leaf in ("weight", "bias")}
+        replaced = {theirs for name in last for theirs in family.their_names(name)}
+        tensors = {name: one for name, one in tensors.items() if name not in replaced}
     with torch.device("meta"):
         model = SequenceClassifier(config, head)
     missing = _fill(model, family, tensors, folder)
@@ -167,6 +188,8 @@ def save_pretrained(
     num_tokens, rows = max(tokenizer.get_vocab().values()) + 1, model.encoder.embeddings.token.num_embeddings
     if num_tokens > rows:
         raise InputError(f"the tokenizer has {num_tokens} entries, more than the model's vocab_size={rows}")
+    if family.positions_follow_padding:
+        config = replace(config, position_offset=special.pad + 1)
     if family is OWN:
         reason = missing_counterparts(config, classifier)
         log.warning("%s: only mlm reads this model, because %s", folder, reason)
@@ -177,7 +200,11 @@ def save_pretrained(
         token_ids = {path: getattr(special, token) for path, token in TOKEN_IDS.items()}
         head = family.write_classifier(classifier) if classifier else {}
         _write_json(part / CONFIG, family.write_config(config) | head | token_ids)
-        save_file(_their_tensors(family, model, num_tokens), part / WEIGHTS, metadata={"format": "pt"})
+        save_file(
+            _their_tensors(family, model, num_tokens, config.position_offset),
+            part / WEIGHTS,
+            metadata={"format": "pt"},
+        )
         (part / WEIGHTS).chmod(
             (part / CONFIG).stat().st_mode
         )  # the library makes it readable by the owner only
@@ -210,16 +237,50 @@ def _read_config(folder: Path) -> tuple[Family, ModelConfig, Json]:
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    path, pickled = folder / WEIGHTS, folder / PICKLED
+    """Read all weights of a folder: the first there is of one file, its parts, and both as pickles."""
+    names = [f"{name}{index}" for name in (WEIGHTS, PICKLED) for index in ("", INDEX)]
+    found = next((folder / name for name in names if (folder / name).exists()), None)
+    if found is None:
+        raise InputError(f"{folder} has neither {WEIGHTS} nor {PICKLED}, nor an {INDEX} of either")
+    return _read_parts(found) if found.name.endswith(INDEX) else _read_file(found)
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
     try:
-        return load_file(path) if path.exists() else dict(torch.load(pickled, "cpu", weights_only=True))
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        tensors = dict(torch.load(path, "cpu", weights_only=True))
+        if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            raise TypeError("not a table of tensors")
     except FileNotFoundError:
-        raise InputError(f"{folder} has neither {WEIGHTS} nor {PICKLED}") from None
+        raise InputError(f"{path} does not exist, but the index beside it names it") from None
     except SafetensorError as error:
         raise InputError(f"{path} is damaged or incomplete: {error}") from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, ValueError):
         reason = "damaged, or holds objects that could run code"
-        raise InputError(f"{pickled} was not opened: it is {reason}; use {WEIGHTS}") from None
+        raise InputError(f"{path} was not opened: it is {reason}; use {WEIGHTS}") from None
+    return tensors
+
+
+def _read_parts(index: Path) -> dict[str, Tensor]:
+    """Read the files that an index names; none outside the folder, and each with just what it should hold."""
+    try:
+        files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        parts = sorted(set(files.values()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{index} is not an index of weights: {error!r}") from None
+    suffix = Path(index.name.removesuffix(INDEX)).suffix
+    for part in parts:
+        if not isinstance(part, str) or re.fullmatch(rf"\w[\w.-]*{re.escape(suffix)}", part) is None:
+            raise InputError(f"{index} names {part!r}, which is no {suffix} file of its folder")
+    tensors: dict[str, Tensor] = {}
+    for part in parts:
+        found = _read_file(index.parent / part)
+        expected = {name for name, file in files.items() if file == part}
+        if odd := sorted(found.keys() ^ expected):
+            raise InputError(f"{index.parent / part} does not hold what {index.name} says: {_listed(odd)}")
+        tensors |= found
+    return tensors
 
 
 def _our_tensors(
@@ -251,11 +312,15 @@ def _our_tensors(
 
 
 def _their_tensors(
-    family: Family, model: MaskedLM | SequenceClassifier, num_tokens: int
+    family: Family, model: MaskedLM | SequenceClassifier, num_tokens: int, position_offset: int
 ) -> dict[str, Tensor]:
     """Return the weights as the family stores them, each with memory of its own."""
     result = {}
-    for name, weight in model.state_dict().items():
+    state, offset = model.state_dict(), model.config.position_offset
+    if offset != position_offset:  # the rows before the first token's are never read
+        table = state[POSITIONS]
+        state[POSITIONS] = torch.cat([table.new_zeros(position_offset, table.shape[1]), table[offset:]])
+    for name, weight in state.items():
         theirs = family.their_names(name)
         for part, block in zip(theirs, weight.chunk(len(theirs)), strict=True):
             result[part] = block.to("cpu", torch.float32, copy=True).contiguous()
@@ -270,7 +335,9 @@ def _their_tensors(
 def _tokenizer_settings(tokenizer: Tokenizer, special: SpecialTokens, config: ModelConfig) -> Json:
     """Return what transformers has to know of the tokenizer beside tokenizer.json."""
     tokens = {f"{name}_token": tokenizer.id_to_token(token) for name, token in asdict(special).items()}
-    inputs = ["input_ids", *["token_type_ids"] * bool(config.type_vocab_size), "attention_mask"]
+    if tokens["cls_token"] == "<s>":  # as RoBERTa's, which have a second name for both
+        tokens |= {"bos_token": tokens["cls_token"], "eos_token": tokens["sep_token"]}
+    inputs = ["input_ids", *["token_type_ids"] * (config.type_vocab_size > 1), "attention_mask"]
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": inputs,

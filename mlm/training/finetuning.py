@@ -32,6 +32,7 @@ from mlm.data.labelled import LabelledTask, label_counts, read_task
 from mlm.evaluation.metrics import confusion_matrix, task_metrics
 from mlm.evaluation.predict import classify, max_length, predict_logits, tell_truncated, write_predictions
 from mlm.hub.card import model_card
+from mlm.hub.download import model_folder
 from mlm.hub.families import architecture_of
 from mlm.hub.pretrained import load_classifier, save_pretrained
 from mlm.model.attention import fused_blocks
@@ -149,10 +150,10 @@ def prepare(config: FinetuneConfig) -> Prepared:
     task = read_task(config.data) if config.data.train else read_docs_task()
     describe(task)
     assert config.model, "the command line has chosen a model"
-    tokenizer = load_tokenizer(config.model)
+    tokenizer = load_tokenizer(model_folder(config.model))
     model = build_model(config, task)
     model.config.check_fit(tokenizer.get_vocab_size(), seq_len=1)
-    longest = max_length(model, config.data.max_length, "data.max_length")
+    longest = max_length(model.config, config.data.max_length, "data.max_length")
     parts = {"training": task.train, "validation": task.validation} | (
         {"test": task.test} if task.test else {}
     )

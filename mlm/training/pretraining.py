@@ -24,14 +24,16 @@ from mlm.config.parse import to_plain
 from mlm.counter import random_bits
 from mlm.data.collate import MaskedBatch
 from mlm.data.corpus import Corpus, prepare_corpus
+from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_masked_lm
 from mlm.model.attention import fused_blocks
 from mlm.model.heads import MaskedLM, rule_out_unused_ids
 from mlm.model.loss import summed_cross_entropy
+from mlm.model.vocabulary import extend_vocabulary
 from mlm.optim.optimizer import build_optimizer, set_learning_rate
 from mlm.optim.schedule import learning_rate_factor
 from mlm.plan import total_parameters
-from mlm.tokenizer import load_tokenizer, tokenizer_digest
+from mlm.tokenizer import added_pieces, load_tokenizer, tokenizer_digest
 from mlm.training.callbacks import (
     Budget,
     CheckpointSaver,
@@ -175,10 +177,17 @@ def prepare(config: PretrainConfig) -> tuple[Corpus, MaskedLM]:
     if config.init:
         if config.model != ModelConfig():
             log.warning("model.* is ignored: the shape is that of init=%s", config.init)
-        model = load_masked_lm(config.init).train()
-        size = load_tokenizer(config.init).get_vocab_size()
+        start = model_folder(config.init)
+        torch.manual_seed(config.seed)  # for what the folder has not: a head, new tokens
+        model = load_masked_lm(start)
+        known, tokenizer = (load_tokenizer(start, words) for words in (None, config.tokenizer.add_tokens))
+        size = tokenizer.get_vocab_size()
+        if pieces := added_pieces(known, tokenizer):
+            log.info("%d words of %s are new tokens", len(pieces), config.tokenizer.add_tokens)
+            model = extend_vocabulary(model, pieces)
+        model.train()
         model.config.check_fit(size, config.data.seq_len)
-        corpus = prepare_corpus(config.data, replace(config.tokenizer, path=config.init))
+        corpus = prepare_corpus(config.data, replace(config.tokenizer, path=str(start)))
     else:
         corpus = prepare_corpus(config.data, config.tokenizer)
         size = corpus.tokenizer.get_vocab_size()
@@ -271,7 +280,7 @@ def identity_of(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> dict
     rows = ("seq_len", "packing", "validation_fraction", "max_validation_tokens", "deduplicate")
     return {
         "corpus": corpus.store.folder.name,
-        "weights": [[part.num_rows, part.per_block] for part in corpus.train.parts],
+        "weights": [[part.num_rows, part.per_block] for part in corpus.train.parts] or None,
         "tokenizer": tokenizer_digest(corpus.tokenizer),
         "seed": config.seed,
         "optimizer.name": config.optimizer.name,

@@ -53,7 +53,7 @@ def finish_run(
         folder / "model",
         model,
         corpus.tokenizer,
-        model_max_length=config.data.seq_len,
+        model_max_length=(config.init and model.config.max_position_embeddings) or config.data.seq_len,
         card=model_card(str(folder / "model"), model.config, facts, architecture_of(model.config)),
     )
     plot_losses(read_metrics(folder / "metrics.csv"), folder / "plots" / "loss.png", corpus.unigram_entropy)

@@ -44,7 +44,7 @@ def test_every_key_has_help(text):
 def test_required_and_positional_keys():
     text = format_help(FillMaskConfig, "mlm fill-mask", Keys.of(FillMaskConfig), "text")
     assert "TEXT ..." in text.splitlines()[0]
-    assert "Model folder. [text, required]" in " ".join(text.split())
+    assert "Model folder, or OWNER/NAME on the Hugging Face hub. [text, required]" in " ".join(text.split())
 
 
 def test_narrow_terminal(monkeypatch):

@@ -143,9 +143,7 @@ def test_processes_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = KNOWN["wordpiece"]
     alone = list(encode_in_order(batches(), tokenizer, 1))
     monkeypatch.setattr(module, "BATCHES_ALONE", 2)
-    start = time.monotonic()
     together = list(encode_in_order(batches(), tokenizer, 2))
-    assert time.monotonic() - start < 60
     assert [label for label, _ in together] == [label for label, _ in alone] == [n // 3 for n in range(30)]
     for (_, a), (_, b) in zip(alone, together, strict=True):
         assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))

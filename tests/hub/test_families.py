@@ -1,4 +1,4 @@
-"""Both stock families against transformers, in both directions; then what no class represents."""
+"""The stock families against transformers, in both directions; then what no class represents."""
 
 from __future__ import annotations
 
@@ -18,16 +18,29 @@ from transformers import (
     BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    DistilBertModel,
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    ElectraModel,
     ModernBertConfig,
     ModernBertForMaskedLM,
     ModernBertForSequenceClassification,
     ModernBertModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaForSequenceClassification,
+    RobertaModel,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
 )
 
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.hub import architecture_of, load_classifier, load_masked_lm, load_pretrained, save_pretrained
-from mlm.hub.families import BERT, FAMILIES, MODERNBERT, OWN
+from mlm.hub.families import BERT, ELECTRA, FAMILIES, MODERNBERT, OWN, ROBERTA, XLM_ROBERTA
 from mlm.model import MaskedLM, SequenceClassifier
 from mlm.model.positions import sinusoids
 from mlm.plan import total_parameters
@@ -70,14 +83,24 @@ OURS = {
     "classic with relu": replace(CLASSIC, activation="relu", pooling="cls_tanh"),
     "classic with fixed positions": replace(CLASSIC, position_embedding="sinusoidal"),
     "classic, untied": replace(CLASSIC, tie_word_embeddings=False),
+    "roberta": replace(CLASSIC, position_offset=1, pooling="cls_tanh"),
+    "roberta, untied": replace(CLASSIC, position_offset=1, tie_word_embeddings=False),
+    "distilbert": replace(CLASSIC, type_vocab_size=0),
+    "distilbert, untied": replace(CLASSIC, type_vocab_size=0, tie_word_embeddings=False),
+    "electra": replace(CLASSIC, embedding_size=8),
+    "electra, untied": replace(CLASSIC, embedding_size=8, tie_word_embeddings=False),
     "pre-norm with learned positions": replace(CLASSIC, norm_position="pre", first_attention_norm=True),
 }
-COUNTERPART = {"modern": "ModernBertForMaskedLM", "classic": "BertForMaskedLM"}
+COUNTERPART = {
+    "modern": "ModernBertForMaskedLM",
+    "classic": "BertForMaskedLM",
+    "roberta": "RobertaForMaskedLM",
+    "distilbert": "DistilBertForMaskedLM",
+    "electra": "ElectraForMaskedLM",
+}
 NO_COUNTERPART = {
-    "type_vocab_size=0": replace(CLASSIC, type_vocab_size=0),
     "norm_position=pre": replace(CLASSIC, norm_position="pre"),
     "final_norm=True": replace(CLASSIC, final_norm=True),
-    "position_offset=2": replace(CLASSIC, position_offset=2),
     "position_embedding=none": replace(CLASSIC, position_embedding="none"),
     "global_attn_every_n_layers=2": replace(CLASSIC, global_attn_every_n_layers=2, local_attention=4),
     "attention=causal": replace(CLASSIC, attention="causal"),
@@ -103,6 +126,14 @@ THETAS = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 55.0},
 }
 THEIRS = {
+    "roberta": (RobertaForMaskedLM, RobertaConfig(**SIZES)),
+    "roberta, untied": (RobertaForMaskedLM, RobertaConfig(**SIZES, tie_word_embeddings=False)),
+    "distilbert": (DistilBertForMaskedLM, DistilBertConfig(**SIZES)),
+    "electra": (ElectraForMaskedLM, ElectraConfig(**SIZES, embedding_size=8)),
+    "electra, untied": (
+        ElectraForMaskedLM,
+        ElectraConfig(**SIZES, embedding_size=8, tie_word_embeddings=False),
+    ),
     "bert": (BertForMaskedLM, BertConfig(**SIZES)),
     "bert with relu": (BertForMaskedLM, BertConfig(**SIZES, hidden_act="relu")),
     "bert, untied": (BertForMaskedLM, BertConfig(**SIZES, tie_word_embeddings=False)),
@@ -143,6 +174,7 @@ THEIRS = {
     ),
 }
 OUTPUT_BIASES = ("cls.predictions.bias", "cls.predictions.decoder.bias", "decoder.bias")
+OUTPUT_BIASES += ("lm_head.bias", "lm_head.decoder.bias", "vocab_projector.bias", "generator_lm_head.bias")
 IDS = torch.randint(5, 100, (2, 20), generator=torch.Generator().manual_seed(0))
 MASK = torch.tensor([[1] * 20, [1] * 11 + [0] * 9])
 REAL = MASK == 1
@@ -195,7 +227,8 @@ def test_we_read_stock_class(name, tmp_path):
     weights = {weight.data_ptr() for weight in theirs.parameters()}
     used = dict(theirs.named_parameters())
     if not config.tie_word_embeddings:
-        used.pop("cls.predictions.bias", None)  # the decoder's is added instead
+        for name_in_use in ("cls.predictions.bias", "lm_head.bias"):
+            used.pop(name_in_use, None)  # the decoder's is added instead
     assert sum(w.numel() for w in ours.parameters()) == sum(w.numel() for w in used.values())
     assert not weights & {weight.data_ptr() for weight in ours.parameters()}
 
@@ -210,9 +243,43 @@ def test_there_and_back_changes_no_weight(name, tmp_path, tokenizer):
     assert before.keys() == after.keys()
     if "cls.predictions.decoder.bias" in before:
         before["cls.predictions.bias"] = before["cls.predictions.decoder.bias"]  # the one that is in use
+    if "lm_head.decoder.bias" in before:
+        before["lm_head.bias"] = before["lm_head.decoder.bias"]
     for key in before:
         rows = 120 if key in OUTPUT_BIASES else None
         assert torch.equal(before[key][:rows], after[key][:rows]), key
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"), [(RobertaForMaskedLM, RobertaConfig), (XLMRobertaForMaskedLM, XLMRobertaConfig)]
+)
+def test_first_position_follows_the_padding_id(kind, config, tmp_path, tokenizer):
+    theirs = shaken(kind(config(**{**SIZES, "pad_token_id": 1, "type_vocab_size": 1})))
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load_pretrained(tmp_path / "theirs")
+    assert (ours.config.position_offset, ours.config.max_position_embeddings) == (2, 30)
+    same_logits(ours, theirs)
+    for offset in (1, 2, 4):  # whatever ours is: the tokenizer's padding id is 0
+        model = shaken(MaskedLM(replace(CLASSIC, position_offset=offset)))
+        folder = save_pretrained(tmp_path / f"ours{offset}", model, tokenizer, 32, "")
+        again, stock = load_pretrained(folder), RobertaForMaskedLM.from_pretrained(folder).eval()
+        assert again.config == replace(model.config, position_offset=1)
+        assert stock.config.pad_token_id == 0
+        torch.testing.assert_close(again(IDS, MASK)[..., :120], model(IDS, MASK)[..., :120])
+        same_logits(again, stock)
+
+
+@pytest.mark.parametrize("width", [8, 16])
+def test_discriminator_is_an_encoder_without_its_head(width, tmp_path, caplog):
+    theirs = shaken(ElectraForPreTraining(ElectraConfig(**SIZES, embedding_size=width)))
+    theirs.save_pretrained(tmp_path)
+    ours = load_pretrained(tmp_path)
+    assert ours.config.embedding_width == width
+    with torch.no_grad():
+        expected = theirs.electra(input_ids=IDS, attention_mask=MASK).last_hidden_state[REAL]
+        torch.testing.assert_close(ours.encoder(IDS, MASK)[REAL], expected, atol=1e-5, rtol=1e-5)
+    for name in ("generator_lm_head.bias", "generator_predictions.dense.weight", "initialised"):
+        assert name in caplog.text
 
 
 def test_stock_class_trains_on_with_tied_weights(tmp_path, tokenizer):
@@ -228,17 +295,33 @@ def test_stock_class_trains_on_with_tied_weights(tmp_path, tokenizer):
 
 
 BARE = {
+    "roberta": (RobertaModel, RobertaConfig(**SIZES)),
+    "distilbert": (DistilBertModel, DistilBertConfig(**SIZES)),
+    "electra": (ElectraModel, ElectraConfig(**SIZES, embedding_size=8)),
     "bert": (BertModel, BertConfig(**SIZES)),
     "modernbert": (ModernBertModel, ModernBertConfig(**SIZES, **GLOBAL)),
 }
 CLASSIFIERS = {
+    "roberta": (RobertaForSequenceClassification, RobertaConfig(**SIZES)),
     "bert": (BertForSequenceClassification, BertConfig(**SIZES)),
     "modernbert": (ModernBertForSequenceClassification, ModernBertConfig(**SIZES, **GLOBAL)),
 }
 
 
-@pytest.mark.parametrize("name", BARE)
-@pytest.mark.parametrize("models", [BARE, CLASSIFIERS], ids=["bare", "classifier"])
+HEAD_BIAS = {
+    "bert": "cls.predictions.bias",
+    "modernbert": "decoder.bias",
+    "roberta": "lm_head.bias",
+    "distilbert": "vocab_projector.bias",
+    "electra": "generator_lm_head.bias",
+}
+
+
+@pytest.mark.parametrize(
+    ("models", "name"),
+    [(BARE, name) for name in BARE] + [(CLASSIFIERS, name) for name in CLASSIFIERS],
+    ids=[*BARE, *(f"{name} classifier" for name in CLASSIFIERS)],
+)
 def test_missing_head_is_initialised_and_named(models, name, tmp_path, caplog):
     kind, config = models[name]
     theirs = shaken(kind(config))
@@ -248,9 +331,8 @@ def test_missing_head_is_initialised_and_named(models, name, tmp_path, caplog):
     with torch.no_grad():
         expected = base(input_ids=IDS, attention_mask=MASK).last_hidden_state[REAL]
         torch.testing.assert_close(ours.encoder(IDS, MASK)[REAL], expected, atol=1e-5, rtol=1e-5)
-    head = {"bert": "cls.predictions.bias", "modernbert": "decoder.bias"}[name]
     assert "initialised" in caplog.text
-    assert head in caplog.text
+    assert HEAD_BIAS[name] in caplog.text
     assert ours.head.bias.eq(0).all()
     assert ours.head.dense.weight.std() > 0
     assert ours(IDS).isfinite().all()
@@ -312,9 +394,10 @@ def test_modernbert_config_of_transformers_4_is_read(changes, older, tmp_path):
     same_logits(load_pretrained(tmp_path), theirs)
 
 
-@pytest.mark.parametrize("family", [BERT, MODERNBERT], ids=lambda family: family.model_type)
+@pytest.mark.parametrize("family", [BERT, MODERNBERT, ROBERTA, ELECTRA], ids=lambda family: family.model_type)
 def test_what_a_config_leaves_out_is_the_default_of_the_class(family):
-    config = {"bert": BertConfig, "modernbert": ModernBertConfig}[family.model_type](**SIZES)
+    kinds = {"bert": BertConfig, "modernbert": ModernBertConfig, "roberta": RobertaConfig}
+    config = kinds.get(family.model_type, ElectraConfig)(**SIZES)
     assert family.read_config(SIZES) == family.read_config(config.to_dict())
 
 
@@ -411,9 +494,10 @@ def test_own_format_is_announced_with_the_field_and_read_back(name, tmp_path, to
 @pytest.mark.parametrize("name", OURS)
 def test_each_model_belongs_to_one_stock_family(name):
     config = OURS[name]
-    fitting = [family for family in FAMILIES if not family.unrepresented(config)]
-    assert fitting[-1] is OWN
-    assert len(fitting) <= 2
+    fitting = [family.model_type for family in FAMILIES if not family.unrepresented(config)]
+    assert fitting.pop() == OWN.model_type
+    wider = {XLM_ROBERTA.model_type, ELECTRA.model_type}  # another name, and BERT with one more switch
+    assert not set(fitting[1:]) - wider
     assert architecture_of(config) == COUNTERPART.get(re.split("[ ,]", name)[0], "MaskedLM")
 
 
@@ -436,6 +520,7 @@ HEADS = {
 LABELS = {"id2label": {0: "busy", 1: "calm", 2: "noisy"}, "label2id": {"busy": 0, "calm": 1, "noisy": 2}}
 THEIR_CLASSIFIERS = {
     **CLASSIFIERS,
+    "roberta, three classes": (RobertaForSequenceClassification, RobertaConfig(**SIZES, **LABELS)),
     "bert, three classes": (
         BertForSequenceClassification,
         BertConfig(**SIZES, **LABELS, classifier_dropout=0.3, problem_type="single_label_classification"),

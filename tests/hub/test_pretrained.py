@@ -10,7 +10,15 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, ModernBertForMaskedLM, pipeline
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    ModernBertForMaskedLM,
+    RobertaForMaskedLM,
+    pipeline,
+)
 
 from mlm.config.errors import InputError
 from mlm.config.model import ModelConfig
@@ -175,7 +183,10 @@ def test_missing_folder_says_what_writes_one(tmp_path, folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type=gpt2 is not supported, only bert, modernbert, mlm"),
+        (
+            {"model_type": "gpt2"},
+            "model_type=gpt2 is not supported, only bert, roberta, distilbert, electra, modernbert",
+        ),
         ({"model_type": None}, "model_type=None is not supported"),
         ({"hidden_size": 15}, "config.json: model.hidden_size=15 must be a multiple"),
         ({"hidden_size": "wide"}, "config.json: "),
@@ -187,6 +198,18 @@ def test_bad_config_is_one_line(folder, change, message):
     with pytest.raises(InputError, match=message) as caught:
         load_pretrained(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_absurd_sizes_are_refused_before_anything_is_built(folder):
+    path = folder / "config.json"
+    written = json.loads(path.read_text())
+    for name, message in (
+        ("num_hidden_layers", "num_hidden_layers=1000000000 is more"),
+        ("vocab_size", "wrong shape"),
+    ):
+        path.write_text(json.dumps({**written, "layer_types": None, name: 10**9}))
+        with pytest.raises(InputError, match=message):
+            load_pretrained(folder)
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", ""])
@@ -263,3 +286,86 @@ def test_pickled_weights_are_read_only_when_harmless(folder, model, tmp_path):
     torch.save([1, 2], folder / "pytorch_model.bin")
     with pytest.raises(InputError, match="damaged"):
         load_pretrained(folder)
+
+
+@pytest.fixture(params=["safetensors", "bin"])
+def shards(request, folder):
+    """The folder with its weights in two files of either kind, and the path of their index."""
+    tensors, suffix = load_file(folder / "model.safetensors"), request.param
+    (folder / "model.safetensors").unlink()
+    stem = {"safetensors": "model", "bin": "pytorch_model"}[suffix]
+    write = {"safetensors": save_file, "bin": torch.save}[suffix]
+    files = {name: f"{stem}-0000{1 + number % 2}-of-00002.{suffix}" for number, name in enumerate(tensors)}
+    for file in set(files.values()):
+        write({name: tensors[name] for name in files if files[name] == file}, folder / file)
+    index = folder / f"{stem}.{suffix}.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    return index
+
+
+def test_weights_in_parts_are_read(shards, folder, model):
+    ids = torch.arange(10)[None]
+    assert torch.equal(load_pretrained(folder)(ids)[..., :120], model.eval()(ids)[..., :120])
+
+
+def test_stock_class_splits_what_we_read(tmp_path):
+    config = BertConfig(
+        vocab_size=128, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24
+    )
+    theirs, ids = BertForMaskedLM(config).eval(), torch.arange(10)[None]
+    theirs.save_pretrained(tmp_path, max_shard_size="8kB")
+    assert not (tmp_path / "model.safetensors").exists()
+    torch.testing.assert_close(load_pretrained(tmp_path)(ids), theirs(ids).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", ["../{}", "/etc/{}", "sub/{}", "..", "README.md", "", 3])
+def test_index_leads_out_of_its_folder_nowhere(bad, shards, folder):
+    content = json.loads(shards.read_text())
+    first, file = next(iter(content["weight_map"].items()))
+    content["weight_map"][first] = bad.format(file) if isinstance(bad, str) else bad
+    shards.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="index"):
+        load_pretrained(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": [1]}'])
+def test_index_that_is_none_is_refused(text, shards, folder):
+    shards.write_text(text)
+    with pytest.raises(InputError, match="is not an index of weights"):
+        load_pretrained(folder)
+
+
+def test_parts_that_do_not_fit_their_index_are_named(shards, folder):
+    content = json.loads(shards.read_text())
+    file = next(iter(content["weight_map"].values()))
+    shards.write_text(json.dumps({"weight_map": {**content["weight_map"], "extra.weight": file}}))
+    with pytest.raises(InputError, match=rf"{file} does not hold what .*index.json says: extra.weight"):
+        load_pretrained(folder)
+    shards.write_text(json.dumps(content))
+    (folder / file).unlink()
+    with pytest.raises(InputError, match=rf"{file} does not exist, but the index"):
+        load_pretrained(folder)
+
+
+def test_tokenizer_of_roberta_keeps_its_settings(tmp_path):
+    """Its names of special tokens, a mask that takes the space before it, padding and truncation."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *alphabet, "<mask>"]
+    theirs = Tokenizer(models.BPE({token: id_ for id_, token in enumerate(tokens)}, [], unk_token="<unk>"))
+    theirs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    theirs.add_special_tokens([*tokens[:4], AddedToken("<mask>", lstrip=True, special=True)])
+    theirs.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    theirs.enable_padding(pad_id=1, pad_token="<pad>", length=20)
+    theirs.enable_truncation(20)
+    config = replace(CLASSIC, vocab_size=len(tokens), position_offset=2, type_vocab_size=1)
+    folder = save_pretrained(tmp_path / "model", MaskedLM(config), theirs, 32, "")
+    assert json.loads((folder / "tokenizer.json").read_text()) == json.loads(theirs.to_str())
+    written = json.loads((folder / "tokenizer_config.json").read_text())
+    names = {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>", "pad": "<pad>", "mask": "<mask>"}
+    assert {name: written[f"{name}_token"] for name in names} == names
+    stock = AutoTokenizer.from_pretrained(folder)
+    assert stock("a <mask>")["input_ids"] == [0, tokens.index("a"), tokens.index("<mask>"), 2]
+    assert "token_type_ids" not in stock("a", "b")
+    again = load_pretrained(folder)
+    assert again.config == config
+    assert RobertaForMaskedLM.from_pretrained(folder).config.pad_token_id == 1

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +14,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.config.parse import save_config
 from mlm.config.training import LoggingConfig, ScheduleConfig
+from mlm.hub import load_pretrained
 from mlm.model.heads import MaskedLM
-from mlm.training.pretraining import pretrain, rescale_and_clip
+from mlm.optim.schedule import learning_rate_factor
+from mlm.tokenizer import load_tokenizer
+from mlm.training.checkpoint import find_checkpoint
+from mlm.training.pretraining import UNPLANNED_STEPS, pretrain, rescale_and_clip
 
 MUON = {"name": "muon", "lr": 5e-3}
 DROPOUT = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "hidden_dropout": 0.1}
@@ -211,16 +216,18 @@ def run_script(arguments, environment):
     assert run.returncode == 0, output
 
 
-def test_a_time_limit_fixes_the_steps_once_and_is_kept(tiny):
+def test_a_time_limit_fixes_the_steps_once_and_the_schedule_follows_them(tiny):
+    """Asserts nothing about the clock: however fast the machine is, the plan it led to was kept to."""
     config = tiny(trainer={"max_steps": None, "max_time": "3s", "val_every": 1000, "save_every": 1000})
-    start = time.monotonic()
     pretrain(config)
     summary = json.loads((folder_of(config) / "summary.json").read_text())
     assert summary["stopped_by"] == "trainer.max_time=3s"
-    assert 1.0 < summary["elapsed_s"] < 6.0
-    assert time.monotonic() - start < 30
-    rates = column(config, "optim/lr")
-    assert rates[-1] < 0.2 * max(rates)  # the schedule ran to its end
+    checkpoint = find_checkpoint(folder_of(config) / "checkpoints")
+    planned = checkpoint.content["progress"]["planned_steps"] or UNPLANNED_STEPS
+    assert checkpoint.step == summary["steps"] <= planned
+    factors = [learning_rate_factor(config.schedule, step, planned) for step in range(planned)]
+    last = slice(summary["steps"] - 3, summary["steps"])
+    assert column(config, "optim/lr")[last] == pytest.approx([5e-3 * factor for factor in factors[last]])
 
 
 def test_the_first_bound_wins_and_is_named(tiny):
@@ -239,6 +246,8 @@ def test_a_model_folder_can_be_trained_on(tiny):
     pretrain(second)
     ends = [json.loads((folder_of(c) / "summary.json").read_text()) for c in (first, second)]
     assert ends[1]["loss_first"] == pytest.approx(ends[0]["val_loss"], abs=1e-4)
+    files = [(folder_of(config) / "model" / "tokenizer.json").read_bytes() for config in (first, second)]
+    assert files[0] == files[1]
 
 
 def test_a_step_that_is_reached_already_changes_nothing(tiny, caplog):
@@ -383,3 +392,27 @@ def test_every_parameter_gets_a_gradient(tiny):
     ids = torch.randint(5, 120, (2, 32))
     model(ids, torch.ones_like(ids), torch.tensor([[3, 4], [5, 6]])).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_words_added_to_the_vocabulary_of_a_model(tiny, tmp_path, documents):
+    first = tiny(name="first")
+    pretrain(first)
+    words = tmp_path / "words.txt"
+    words.write_text("lighthouse\nold keeper\nquokka\nthe\n")
+    second = replace(tiny(name="second"), init=str(folder_of(first) / "model"))
+    second = replace(second, tokenizer=TokenizerConfig(add_tokens=str(words)))
+    pretrain(second)
+    folder = folder_of(second) / "model"
+    before, after = (load_tokenizer(folder_of(config) / "model") for config in (first, second))
+    new = {"lighthouse", "old keeper", "quokka"} - set(before.get_vocab())
+    assert after.get_vocab_size() == before.get_vocab_size() + len(new)
+    text = "The lighthouse quokka waits for the lighthouses ."
+    ids = after.encode(text).ids
+    assert ids.count(after.token_to_id("quokka")) == 1
+    assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] == ids
+    theirs, ours = AutoModelForMaskedLM.from_pretrained(folder).eval(), load_pretrained(folder)
+    with torch.no_grad():
+        logits = ours(torch.tensor([ids]))
+        torch.testing.assert_close(theirs(torch.tensor([ids])).logits, logits, atol=1e-4, rtol=1e-4)
+    assert logits.argmax(-1).max() < after.get_vocab_size()
+    pretrain(replace(second, resume=True, trainer=replace(second.trainer, max_steps=10)))

@@ -3,13 +3,11 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 from mlm.config.errors import InputError
 from mlm.config.training import LoggingConfig
-from mlm.training import reporting
 from mlm.training.reporting import resolve_tracking
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: connections are refused
@@ -46,7 +44,6 @@ def test_without_account_or_network_auto_is_offline_and_online_is_refused(key):
         "print(resolve_tracking(LoggingConfig()).wandb);"
         "resolve_tracking(LoggingConfig(wandb='online'))"
     )
-    start = time.monotonic()
     run = subprocess.run(
         [sys.executable, "-c", code],
         env=environment,
@@ -56,4 +53,3 @@ def test_without_account_or_network_auto_is_offline_and_online_is_refused(key):
     )
     assert run.stdout.strip() == "offline"
     assert "InputError: logging.wandb=online" in run.stderr
-    assert time.monotonic() - start < 30 + 4 * reporting.CONNECT_TIMEOUT_S

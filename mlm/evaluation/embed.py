@@ -1,0 +1,84 @@
+"""Vectors of whole texts: the `embed` command.
+
+N texts, D hidden.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from mlm.config.embed import EmbedConfig
+from mlm.data.examples import EncodedExamples, batches_in_order, encode_examples
+from mlm.data.labelled import Examples, read_texts
+from mlm.evaluation.predict import max_length, tell_truncated
+from mlm.hub.download import model_folder
+from mlm.hub.pretrained import load_encoder
+from mlm.model.encoder import Encoder
+from mlm.model.pooling import pool
+from mlm.tokenizer import load_tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@torch.no_grad()
+def embed_examples(
+    encoder: Encoder,
+    examples: EncodedExamples,
+    pooling: Literal["mean", "cls"] = "mean",
+    normalize: bool = True,
+    batch_size: int = 64,
+) -> npt.NDArray[np.float32]:
+    """Return the vectors (N, D) of tokenized texts, in their order.
+
+    Args:
+        encoder: on any device.
+        examples: (N).
+        pooling: the mean over the tokens of a text, special ones included, or its first token.
+        normalize: whether to scale each vector to length 1.
+        batch_size: texts a pass; similar lengths go together.
+    """
+    device = next(encoder.parameters()).device
+    vectors = np.zeros((len(examples), encoder.config.hidden_size), np.float32)
+    with tqdm(total=len(examples), desc="embedding", unit="text", leave=False) as bar:
+        for rows in batches_in_order(examples.lengths, batch_size):
+            batch = examples[rows]
+            mask = batch["attention_mask"].to(device)
+            pooled = pool(encoder(batch["input_ids"].to(device), mask), mask, pooling).float()
+            vectors[rows] = (F.normalize(pooled, dim=-1) if normalize else pooled).cpu().numpy()
+            bar.update(len(rows))
+    return vectors
+
+
+def embed(config: EmbedConfig) -> int:
+    """Write the vectors of the texts of a file.
+
+    Raises:
+        InputError: no model or no texts where the configuration says.
+    """
+    folder = model_folder(config.model)
+    encoder, tokenizer = load_encoder(folder), load_tokenizer(folder)
+    encoder.config.check_fit(tokenizer.get_vocab_size(), seq_len=1)
+    texts = read_texts(config.input, config.text_column, config.encoding)
+    longest = max_length(encoder.config, config.max_length, "max_length")
+    examples = encode_examples(tokenizer, Examples(texts), longest)
+    tell_truncated(examples, config.input, longest)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    vectors = embed_examples(
+        encoder.to(device), examples, config.pooling, config.normalize, config.batch_size
+    )
+    output = Path(config.output)
+    partial = output.with_name(f".{output.name}.{os.getpid()}")
+    with partial.open("wb") as file:
+        np.save(file, vectors)
+    partial.replace(output)
+    print(f"{vectors.shape[0]:,} vectors of {vectors.shape[1]} numbers: {config.output}")
+    return 0

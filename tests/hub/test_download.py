@@ -1,0 +1,74 @@
+"""Names of the hub: which words are one, and what is said when there is no such model or no network."""
+
+from __future__ import annotations
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mlm.__main__ import main
+from mlm.config.errors import InputError
+from mlm.config.experiment import check_model_folder, is_hub_name
+from mlm.config.model import ModelConfig
+from mlm.hub import load_masked_lm, save_pretrained
+from mlm.hub.download import model_folder
+from mlm.model import MaskedLM
+
+
+@pytest.mark.parametrize("name", ["google-bert/bert-base-uncased", "a/b", "FacebookAI/xlm-roberta_base.v1"])
+def test_owner_and_name_are_a_hub_name(name):
+    assert is_hub_name(name)
+
+
+@pytest.mark.parametrize("name", ["bert", "a/b/c", "/a/b", "./a", "../b", "a/", "a/..", "a b/c", "a/b\n", ""])
+def test_nothing_else_is(name):
+    assert not is_hub_name(name)
+
+
+def test_path_that_begins_with_a_folder_here_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_hub_name("runs/first")
+    (tmp_path / "runs").mkdir()
+    assert not is_hub_name("runs/first")
+    assert model_folder("runs/first").parts == ("runs", "first")
+
+
+def test_unreachable_hub_is_one_line_within_seconds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="nobody/nothing is no folder here, and the hub cannot be") as caught:
+        load_masked_lm("nobody/nothing")
+    assert "\n" not in str(caught.value)
+
+
+def test_command_ends_with_one_line_and_status_2(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["fill-mask", "--model", "nobody/nothing", "a [MASK]"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("mlm fill-mask: error: nobody/nothing is no folder here, and")
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_model_in_the_cache_of_the_hub_is_read_without_network(pickled, tmp_path, monkeypatch, tokenizer):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    model = MaskedLM(ModelConfig(vocab_size=128, max_position_embeddings=32, **sizes)).eval()
+    cache = tmp_path / "hub" / "models--owner--tiny"
+    folder = save_pretrained(cache / "snapshots" / "abc", model, tokenizer, 32, "")
+    if pickled:
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("abc")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    check_model_folder("model", "owner/tiny")
+    ids = torch.arange(10)[None]
+    assert torch.equal(load_masked_lm("owner/tiny")(ids)[..., :120], model(ids)[..., :120])
+    assert main(["fill-mask", "--model", "owner/tiny", "the [MASK] waits"]) == 0
+
+
+@pytest.mark.network
+def test_tiny_model_of_the_hub_is_read(tmp_path):
+    assert load_masked_lm("prajjwal1/bert-tiny").config.hidden_size == 128
