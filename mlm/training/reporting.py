@@ -36,6 +36,10 @@ COLUMNS = [
     "val/masked_accuracy",
     "optim/lr",
     "optim/grad_norm",
+    "masking/rate",
+    "masking/mask_token",
+    "masking/random_token",
+    "masking/unchanged",
     "throughput/tokens_per_second",
 ]
 CONNECT_TIMEOUT_S = 3.0
