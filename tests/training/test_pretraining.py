@@ -18,8 +18,11 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from mlm.config.data import MaskingConfig, TokenizerConfig
 from mlm.config.errors import InputError
+from mlm.config.experiment import InspectConfig
 from mlm.config.parse import save_config
 from mlm.config.training import LoggingConfig, ScheduleConfig
+from mlm.data.corpus import prepare_corpus
+from mlm.evaluation.batch_view import training_batch
 from mlm.hub import load_pretrained
 from mlm.masking import mask_rate_at
 from mlm.model.heads import MaskedLM
@@ -158,6 +161,11 @@ def test_a_mask_rate_that_moves_follows_the_step_whoever_draws_the_batch(tiny, b
     for name in ("rate", "mask_token", "random_token", "unchanged"):
         assert column(parts, f"masking/{name}") == column(whole, f"masking/{name}")
     assert column(parts, "train/loss") == pytest.approx(column(whole, "train/loss"), abs=1e-4)
+    config = InspectConfig(**{**vars(whole), "step": 5})
+    _, batch = training_batch(config, prepare_corpus(config.data, config.tokenizer))  # what `inspect` shows
+    assert batch["num_masked"] / batch["num_ordinary"] == pytest.approx(
+        column(whole, "masking/rate")[5], rel=1e-6
+    )
     constant = tiny(name="constant", masking=replace(masking, final_mask_rate=None), trainer=rows)
     pretrain(constant)  # validation is at a rate of its own: the same places before training
     assert column(constant, "val/loss")[0] == column(whole, "val/loss")[0]
