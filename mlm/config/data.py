@@ -95,7 +95,7 @@ def check_sources(sources: list[SourceConfig]) -> None:
         elif source.is_local and not (os.path.exists(source.path) or glob.glob(source.path, recursive=True)):
             raise InputError(
                 f"data.sources: no file, folder or glob match {source.path!r}; looked in {os.getcwd()}; "
-                "a hub data set is written hub:OWNER/NAME"
+                "a hub data set is written hub:OWNER/NAME, a name with a comma {path: 'a,b'}"
             )
 
 
