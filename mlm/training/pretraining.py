@@ -282,11 +282,9 @@ def assemble(
         CheckpointSaver(folder / "checkpoints", config.trainer.save_every, clock),
         ProgressBar(progress),
     ]
-    return (
-        build_trainer(config.trainer, folder, callbacks, build_tracker(config, config.logging, folder)),
-        budget,
-        stop,
-    )
+    facts = {"corpus": {"sources": {source["path"]: source for source in corpus.sources}}}
+    tracker = build_tracker(config, config.logging, folder, facts)
+    return build_trainer(config.trainer, folder, callbacks, tracker), budget, stop
 
 
 def identity_of(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> dict[str, Any]:

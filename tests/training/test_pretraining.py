@@ -83,7 +83,9 @@ def test_a_run_leaves_what_it_promises(tiny, capsys):
         "plots/loss.png",
     ):
         assert (folder / name).stat().st_size > 0, name
-    assert list(folder.glob("wandb/offline-run-*/*.wandb"))
+    (tracked,) = folder.glob("wandb/offline-run-*/*.wandb")
+    assert b'"num_documents":300' in tracked.read_bytes()  # of each source, in the configuration of the run
+    assert [source["num_documents"] for source in summary["sources"]] == [300]
     rows = metrics(config)
     assert [int(row["step"]) for row in rows] == list(range(9))
     assert [int(row["step"]) for row in rows if row["val/loss"]] == [0, 4, 8]
