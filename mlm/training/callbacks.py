@@ -55,6 +55,8 @@ class Progress:
     """Seconds of training, over all resumes, validation included."""
     planned_steps: int | None = None
     """Length of the run in optimizer steps; None until a time-limited run has measured its throughput."""
+    mask_rate_from: int = 0
+    """Step from which on the mask rate moves: no batch of it was drawn before the length was known."""
     first: dict[str, float] | None = None
     """Validation scores before the first update."""
     validation_s: float = 0.0
@@ -155,6 +157,9 @@ class Budget(StepCallback):
 
     def __init__(self, config: PretrainConfig, progress: Progress, clock: Clock):
         self.config, self.schedule = config.trainer, config.schedule
+        workers = config.data.num_workers
+        self.drawn_ahead = 2 + 2 * (2 if workers is None else workers)
+        """Steps whose batches may be drawn already: one by Lightning, two by each loader process."""
         self.progress, self.clock = progress, clock
         by_tokens = (self.config.max_tokens or math.inf) / clock.tokens_per_step
         self.allowed_steps = min(self.config.max_steps or math.inf, by_tokens)
@@ -167,7 +172,7 @@ class Budget(StepCallback):
         super().on_train_start(trainer, module)
         self._first = (trainer.global_step, self.progress.elapsed_s)
         if self.config.max_time is None:
-            self.progress.planned_steps = math.ceil(self.allowed_steps)
+            self.progress.planned_steps, self.progress.mask_rate_from = math.ceil(self.allowed_steps), 0
             self._check_warmup()
 
     def _check_warmup(self) -> None:
@@ -203,6 +208,7 @@ class Budget(StepCallback):
             left_s = limit * PLANNED_SHARE - self.progress.elapsed_s - self.progress.validation_s
             affordable = done + left_s / step_s
             self.progress.planned_steps = max(int(min(affordable, self.allowed_steps)), done + 1)
+            self.progress.mask_rate_from = done + self.drawn_ahead
             log.info("%s allows %s steps", self.config.max_time, f"{self.progress.planned_steps:,}")
             self._check_warmup()
 

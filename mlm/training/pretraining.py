@@ -75,7 +75,7 @@ class PretrainModule(pl.LightningModule):
         self.is_finite: Tensor = torch.tensor(True)
         """Whether every loss and gradient was finite so far; on the device until somebody asks."""
         self._loss_sum: Tensor | float = 0.0
-        self._num_masked = 0
+        self._counts = [0] * 4
         rates = model.config.embedding_dropout, model.config.attention_dropout, model.config.hidden_dropout
         self._has_dropout = any(rates)
 
@@ -88,16 +88,16 @@ class PretrainModule(pl.LightningModule):
         logits = self.model(batch["input_ids"], batch["attention_mask"], batch["masked_positions"])
         loss = summed_cross_entropy(logits, batch["labels"])
         self._loss_sum = self._loss_sum + loss.detach()
-        self._num_masked += batch["num_masked"]
+        counts = batch["num_masked"], batch["num_ordinary"], batch["num_hidden"], batch["num_random"]
+        self._counts = [before + more for before, more in zip(self._counts, counts, strict=True)]
         return loss
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Turn accumulated sums into the gradient of the mean, clip it, and set the learning rate."""
-        sums = torch.stack(
-            [torch.as_tensor(self._loss_sum), torch.tensor(self._num_masked, device=self.device)]
-        )
-        loss_sum, num_masked = self.trainer.strategy.reduce(sums, reduce_op="sum")
-        self._loss_sum, self._num_masked = 0.0, 0
+        counts = torch.tensor(self._counts, dtype=torch.float32, device=self.device)
+        sums = torch.cat([torch.as_tensor(self._loss_sum).reshape(1), counts])
+        loss_sum, num_masked, *others = self.trainer.strategy.reduce(sums, reduce_op="sum")
+        self._loss_sum, self._counts = 0.0, [0] * 4
         # Lightning divided each loss by the passes of the step, and DDP averaged over the ranks.
         undo = self.trainer.accumulate_grad_batches * self.trainer.world_size
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
@@ -112,6 +112,7 @@ class PretrainModule(pl.LightningModule):
             "train/loss": loss,
             "optim/lr": factor * self.config.optimizer.lr,
             "optim/grad_norm": norm,
+            **masking_shares(num_masked, *others),
         }
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -139,6 +140,19 @@ class PretrainModule(pl.LightningModule):
                 )
         for name, value in checkpoint["progress"].items():
             setattr(self.progress, name, value)
+
+
+def masking_shares(
+    num_masked: Tensor, num_ordinary: Tensor, hidden: Tensor, random: Tensor
+) -> dict[str, Any]:
+    """Return the share of the ordinary tokens that were predicted, and what stood in their places."""
+    predicted = num_masked.clamp(min=1)
+    return {
+        "masking/rate": num_masked / num_ordinary.clamp(min=1),
+        "masking/mask_token": hidden / predicted,
+        "masking/random_token": random / predicted,
+        "masking/unchanged": (num_masked - hidden - random) / predicted,
+    }
 
 
 def rescale_and_clip(gradients: list[Tensor], scale: Tensor, clip_norm: float) -> Tensor:
@@ -268,11 +282,9 @@ def assemble(
         CheckpointSaver(folder / "checkpoints", config.trainer.save_every, clock),
         ProgressBar(progress),
     ]
-    return (
-        build_trainer(config.trainer, folder, callbacks, build_tracker(config, config.logging, folder)),
-        budget,
-        stop,
-    )
+    facts = {"corpus": {"sources": {source["path"]: source for source in corpus.sources}}}
+    tracker = build_tracker(config, config.logging, folder, facts)
+    return build_trainer(config.trainer, folder, callbacks, tracker), budget, stop
 
 
 def identity_of(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> dict[str, Any]:

@@ -36,6 +36,10 @@ COLUMNS = [
     "val/masked_accuracy",
     "optim/lr",
     "optim/grad_norm",
+    "masking/rate",
+    "masking/mask_token",
+    "masking/random_token",
+    "masking/unchanged",
     "throughput/tokens_per_second",
 ]
 CONNECT_TIMEOUT_S = 3.0
@@ -220,7 +224,9 @@ def _in_netrc(host: str | None) -> bool:
         return False
 
 
-def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path) -> Any:
+def build_tracker(
+    config: RunConfig, tracking: LoggingConfig, folder: Path, facts: dict[str, Any] | None = None
+) -> Any:
     """Return a Weights & Biases logger, or False when this process does not track.
 
     The run id is kept in the run folder, so that a resumed run goes on in the same tracked run.
@@ -229,6 +235,7 @@ def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path) -> A
         config: stored with the run.
         tracking: resolved by `resolve_tracking`.
         folder: the run folder.
+        facts: what else is stored with the run, in plain values.
     """
     if tracking.wandb == "disabled" or not is_first_process():
         return False
@@ -245,7 +252,7 @@ def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path) -> A
         id=kept.read_text().strip(),
         name=config.name,
         project=tracking.project,
-        config=to_plain(config),
+        config={**to_plain(config), **(facts or {})},
         mode="online" if tracking.wandb == "online" else "offline",
         resume="allow" if tracking.wandb == "online" else None,
         settings=wandb.Settings(init_timeout=INIT_TIMEOUT_S, silent=True),

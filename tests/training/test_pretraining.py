@@ -15,11 +15,15 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from mlm.config.data import TokenizerConfig
+from mlm.config.data import MaskingConfig, TokenizerConfig
 from mlm.config.errors import InputError
+from mlm.config.experiment import InspectConfig
 from mlm.config.parse import save_config
 from mlm.config.training import LoggingConfig, ScheduleConfig
+from mlm.data.corpus import prepare_corpus
+from mlm.evaluation.batch_view import training_batch
 from mlm.hub import load_pretrained
+from mlm.masking import mask_rate_at
 from mlm.model.heads import MaskedLM
 from mlm.optim.schedule import learning_rate_factor
 from mlm.tokenizer import load_tokenizer
@@ -78,7 +82,9 @@ def test_a_run_leaves_what_it_promises(tiny, capsys):
         "plots/loss.png",
     ):
         assert (folder / name).stat().st_size > 0, name
-    assert list(folder.glob("wandb/offline-run-*/*.wandb"))
+    (tracked,) = folder.glob("wandb/offline-run-*/*.wandb")
+    assert b'"num_documents":300' in tracked.read_bytes()  # of each source, in the configuration of the run
+    assert [source["num_documents"] for source in summary["sources"]] == [300]
     rows = metrics(config)
     assert [int(row["step"]) for row in rows] == list(range(9))
     assert [int(row["step"]) for row in rows if row["val/loss"]] == [0, 4, 8]
@@ -115,6 +121,38 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(tiny, optimizer, model,
     for name in ("train/loss", "optim/lr", "optim/grad_norm", "tokens", "val/loss"):
         assert column(parts, name) == column(whole, name), name
     assert_equal_weights(weights(parts), weights(whole))
+
+
+@pytest.mark.parametrize("bound", [{"max_steps": 8}, {"max_steps": None, "max_tokens": 55_000}])
+def test_a_mask_rate_that_moves_follows_the_step_whoever_draws_the_batch(tiny, bound):
+    """Another number of loader processes, other passes, a stop at step 4: the same masks in every step."""
+    masking = MaskingConfig(mask_rate=0.4, final_mask_rate=0.1, validation_mask_rate=0.2)
+    rows = {"global_batch_size": 256, **bound}
+    whole = tiny(name="whole", masking=masking, trainer=rows)
+    pretrain(whole)
+    steps = len(column(whole, "train/loss"))
+    assert steps == (bound["max_steps"] or 7)
+    assert column(whole, "masking/rate") == pytest.approx(np.linspace(0.4, 0.1, steps), abs=0.01)
+    shares = [
+        np.mean(column(whole, f"masking/{name}")) for name in ("mask_token", "random_token", "unchanged")
+    ]
+    assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.015)
+    parts = tiny(
+        name="parts", masking=masking, data={"num_workers": 2}, trainer=rows | {"micro_batch_size": 64}
+    )
+    stop_at(4, parts)
+    assert pretrain(replace(parts, resume=True)) == 0
+    for name in ("rate", "mask_token", "random_token", "unchanged"):
+        assert column(parts, f"masking/{name}") == column(whole, f"masking/{name}")
+    assert column(parts, "train/loss") == pytest.approx(column(whole, "train/loss"), abs=1e-4)
+    config = InspectConfig(**{**vars(whole), "step": 5})
+    _, batch = training_batch(config, prepare_corpus(config.data, config.tokenizer))  # what `inspect` shows
+    assert batch["num_masked"] / batch["num_ordinary"] == pytest.approx(
+        column(whole, "masking/rate")[5], rel=1e-6
+    )
+    constant = tiny(name="constant", masking=replace(masking, final_mask_rate=None), trainer=rows)
+    pretrain(constant)  # validation is at a rate of its own: the same places before training
+    assert column(constant, "val/loss")[0] == column(whole, "val/loss")[0]
 
 
 def stop_at(step, config):
@@ -200,16 +238,23 @@ def run_script(arguments, environment):
 
 def test_a_time_limit_fixes_the_steps_once_and_the_schedule_follows_them(tiny):
     """Asserts nothing about the clock: however fast the machine is, the plan it led to was kept to."""
-    config = tiny(trainer={"max_steps": None, "max_time": "3s", "val_every": 1000, "save_every": 1000})
+    trainer = {"max_steps": None, "max_time": "3s", "val_every": 1000, "save_every": 1000}
+    masking = MaskingConfig(mask_rate=0.5, final_mask_rate=0.1)
+    config = tiny(trainer=trainer | {"global_batch_size": 32}, masking=masking)
     pretrain(config)
     summary = json.loads((folder_of(config) / "summary.json").read_text())
     assert summary["stopped_by"] == "trainer.max_time=3s"
     checkpoint = find_checkpoint(folder_of(config) / "checkpoints")
-    planned = checkpoint.content["progress"]["planned_steps"] or UNPLANNED_STEPS
+    progress = checkpoint.content["progress"]
+    planned = progress["planned_steps"] or UNPLANNED_STEPS
     assert checkpoint.step == summary["steps"] <= planned
     factors = [learning_rate_factor(config.schedule, step, planned) for step in range(planned)]
     last = slice(summary["steps"] - 3, summary["steps"])
     assert column(config, "optim/lr")[last] == pytest.approx([5e-3 * factor for factor in factors[last]])
+    facts = progress["planned_steps"], progress["mask_rate_from"]
+    assert column(config, "masking/rate") == pytest.approx(
+        [mask_rate_at(masking, step, *facts) for step in range(summary["steps"])], abs=0.05
+    )
 
 
 def test_the_first_bound_wins_and_is_named(tiny):
