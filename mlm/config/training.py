@@ -98,9 +98,11 @@ class TrainerConfig:
     """Optimizer steps between validations."""
     save_every: int = 100
     """Optimizer steps between checkpoints."""
+    max_skipped_steps: int = 10
+    """Steps in a row without a finite gradient (they change nothing) that end the run."""
 
     def __post_init__(self) -> None:
-        for name in ("global_batch_size", "num_nodes", "val_every", "save_every"):
+        for name in ("global_batch_size", "num_nodes", "val_every", "save_every", "max_skipped_steps"):
             value = getattr(self, name)
             require(value > 0, f"trainer.{name}", value, "must be at least 1")
         for name in ("max_steps", "max_tokens", "micro_batch_size"):

@@ -19,9 +19,10 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig
+from mlm.config.experiment import PretrainConfig, is_first_process
 from mlm.config.training import TrainerConfig
 from mlm.data.collate import Rows
 from mlm.data.sampler import TrainingSampler
@@ -33,8 +34,8 @@ log = logging.getLogger(__name__)
 
 KEPT_CHECKPOINTS = 2
 """The newest, and one more in case it cannot be read."""
-FINITE_EVERY = 10
-"""Steps between two looks whether the loss is still a number."""
+LOOK_EVERY = 10
+"""Steps between two looks whether an accelerator had to skip some."""
 PLANNING_STEPS = range(5, 15)
 """Steps whose duration fixes the length of a time-limited run, if they take at least PLANNING_TIME of it."""
 PLANNING_TIME = 0.03
@@ -61,6 +62,10 @@ class Progress:
     """Seconds that this validation took."""
     last: dict[str, float] | None = None
     """Newest validation scores."""
+    skipped: int = 0
+    """Optimizer steps skipped because loss or gradient was no number."""
+    skipped_in_a_row: int = 0
+    """How many of them ended with the newest step."""
 
 
 class StepCallback(pl.Callback):
@@ -219,23 +224,60 @@ def bound_reached(config: TrainerConfig, progress: Progress, done: int) -> str |
     return None
 
 
-class FiniteCheck(StepCallback):
-    """Ends a run whose loss or gradient is no number any more, before that reaches a checkpoint."""
+class SkippedSteps(StepCallback):
+    """Counts and logs the steps whose loss or gradient was no number; too many in a row end the run.
 
-    def __init__(self, save_every: int):
-        self.save_every = save_every
+    Such a step changed neither weights nor optimizer state; its rows count as trained on, and learning rate
+    and step go on.
+    """
+
+    def __init__(self, config: TrainerConfig, progress: Progress, clock: Clock, checkpoints: Path):
+        self.config, self.progress, self.clock, self.checkpoints = config, progress, clock, checkpoints
+        self._unread: list[tuple[Tensor, int, float, int]] = []
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
-        """Ask the device now and then, and always when a checkpoint is due."""
-        step = trainer.global_step
-        due = step % FINITE_EVERY == 0 or step % self.save_every == 0 or trainer.should_stop
-        if due and not bool(module.is_finite):
-            rate = max(group["lr"] for group in trainer.optimizers[0].param_groups)
+        """Note the step; ask the device now and then, and always when a checkpoint is due."""
+        step, rate = trainer.global_step, max(group["lr"] for group in trainer.optimizers[0].param_groups)
+        self._unread.append((module.skipped, step, rate, self.progress.rows - self.clock.batch_size))
+        due = step % LOOK_EVERY == 0 or step % self.config.save_every == 0 or trainer.should_stop
+        if due or module.device.type == "cpu":  # where an answer costs nothing
+            skipped = torch.stack([flag for flag, *_ in self._unread]).tolist()
+            for flag, (_, at, lr, first_row) in zip(skipped, self._unread, strict=True):
+                self._count(flag, at, lr, first_row)
+            self._unread = []
+
+    def _count(self, skipped: bool, step: int, rate: float, first_row: int) -> None:
+        if not skipped:
+            self.progress.skipped_in_a_row = 0
+            return
+        self.progress.skipped += 1
+        self.progress.skipped_in_a_row += 1
+        rows = self.clock.sampler.rows(np.arange(first_row, first_row + self.clock.batch_size)).rows
+        log.warning(
+            "step %d skipped: its loss or gradient is not finite (learning rate %g, rows %s)",
+            step,
+            rate,
+            " ".join(map(str, rows)),
+        )
+        if self.progress.skipped_in_a_row >= self.config.max_skipped_steps:
+            number = self.progress.skipped_in_a_row
             raise InputError(
-                f"the loss or its gradient is not finite, at the latest since step {step} (learning rate "
-                f"{rate:g}): lower optimizer.lr or lengthen the warm-up; --resume goes on from the last "
-                "checkpoint, which is good"
+                f"the loss or its gradient was not finite in {number} steps in a row, {step - number + 1} to "
+                f"{step} (learning rate {rate:g}): lower optimizer.lr or lengthen the warm-up; "
+                f"{self._last_good(step)}"
             )
+
+    def _last_good(self, step: int) -> str:
+        """Name the checkpoint to go on with; what holds the very weights that gave no number is set aside."""
+        first_fatal = checkpoint_path(self.checkpoints, step - self.progress.skipped_in_a_row)
+        saved = sorted(self.checkpoints.glob("step-*.ckpt"))
+        for path in saved if is_first_process() else []:
+            if path >= first_fatal:
+                path.rename(path.with_name(f"{path.name}.broken"))
+        good = [path for path in saved if path < first_fatal]
+        if not good:
+            return "no checkpoint is good"
+        return f"--resume goes on from the last good checkpoint, {good[-1]}"
 
 
 class CheckpointSaver(StepCallback):
@@ -245,8 +287,13 @@ class CheckpointSaver(StepCallback):
         self.folder, self.every, self.clock = folder, every, clock
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
-        """Save if it is time, then remove the older ones."""
+        """Save if it is time, then remove the older ones.
+
+        Weights that may be the reason why the newest step was skipped are not saved before the end.
+        """
         if trainer.global_step % self.every and not trainer.should_stop:
+            return
+        if self.clock.progress.skipped_in_a_row and not trainer.should_stop:
             return
         self.clock.now()
         path = checkpoint_path(self.folder, trainer.global_step)

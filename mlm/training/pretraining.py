@@ -30,7 +30,7 @@ from mlm.model.attention import fused_blocks
 from mlm.model.heads import MaskedLM, rule_out_unused_ids
 from mlm.model.loss import summed_cross_entropy
 from mlm.model.vocabulary import extend_vocabulary
-from mlm.optim.optimizer import build_optimizer, set_learning_rate
+from mlm.optim.optimizer import build_optimizer, set_learning_rate, skip_step_if
 from mlm.optim.schedule import learning_rate_factor
 from mlm.plan import total_parameters
 from mlm.tokenizer import added_pieces, load_tokenizer, tokenizer_digest
@@ -38,9 +38,9 @@ from mlm.training.callbacks import (
     Budget,
     CheckpointSaver,
     Clock,
-    FiniteCheck,
     GracefulStop,
     Progress,
+    SkippedSteps,
     Validation,
     bound_reached,
 )
@@ -72,8 +72,8 @@ class PretrainModule(pl.LightningModule):
         self.model, self.config, self.progress, self.identity = model, config, progress, identity
         self.step_metrics: dict[str, Any] = {}
         self.last_loss: Tensor | float = math.nan
-        self.is_finite: Tensor = torch.tensor(True)
-        """Whether every loss and gradient was finite so far; on the device until somebody asks."""
+        self.skipped: Tensor = torch.tensor(False)
+        """Whether the newest step was skipped; on the device until somebody asks."""
         self._loss_sum: Tensor | float = 0.0
         self._num_masked = 0
         rates = model.config.embedding_dropout, model.config.attention_dropout, model.config.hidden_dropout
@@ -92,7 +92,10 @@ class PretrainModule(pl.LightningModule):
         return loss
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Turn accumulated sums into the gradient of the mean, clip it, and set the learning rate."""
+        """Turn accumulated sums into the gradient of the mean, clip it, and set the learning rate.
+
+        A step whose loss or gradient is no number is skipped: weights and optimizer state stay what they are.
+        """
         sums = torch.stack(
             [torch.as_tensor(self._loss_sum), torch.tensor(self._num_masked, device=self.device)]
         )
@@ -107,11 +110,14 @@ class PretrainModule(pl.LightningModule):
         set_learning_rate(optimizer, factor)
         loss = loss_sum / num_masked.clamp(min=1)
         self.last_loss = loss
-        self.is_finite = self.is_finite.to(loss.device) & torch.isfinite(loss) & torch.isfinite(norm)
+        # The same on every rank: both are sums over all of them.
+        self.skipped = ~(torch.isfinite(loss) & torch.isfinite(norm))
+        skip_step_if(optimizer, self.skipped)
         self.step_metrics |= {
             "train/loss": loss,
             "optim/lr": factor * self.config.optimizer.lr,
             "optim/grad_norm": norm,
+            "optim/skipped": self.skipped,
         }
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -263,7 +269,7 @@ def assemble(
         budget,
         Validation(config.trainer.val_every, progress, clock),
         MetricsTable(folder / METRICS, progress),
-        FiniteCheck(config.trainer.save_every),
+        SkippedSteps(config.trainer, progress, clock, folder / "checkpoints"),
         stop,
         CheckpointSaver(folder / "checkpoints", config.trainer.save_every, clock),
         ProgressBar(progress),

@@ -36,6 +36,7 @@ COLUMNS = [
     "val/masked_accuracy",
     "optim/lr",
     "optim/grad_norm",
+    "optim/skipped",
     "throughput/tokens_per_second",
 ]
 CONNECT_TIMEOUT_S = 3.0
@@ -120,6 +121,7 @@ def end_tracking(trainer: pl.Trainer) -> None:
 def _number(value: Any) -> Any:
     """Return a tensor's value, floats with seven digits."""
     value = value.item() if isinstance(value, torch.Tensor) else value
+    value = int(value) if isinstance(value, bool) else value
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 

@@ -40,6 +40,7 @@ def finish_run(
         "vocab_size": corpus.tokenizer.get_vocab_size(),
         "num_parameters": sum(count_parameters(model.config).values()),
         "steps": steps,
+        "skipped_steps": progress.skipped,
         "tokens": progress.tokens,
         "elapsed_s": progress.elapsed_s,
         "tokens_per_second": progress.tokens / progress.elapsed_s,

@@ -1,4 +1,3 @@
-import csv
 import json
 import math
 import os
@@ -7,12 +6,11 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from run_files import assert_equal_weights, column, folder_of, metrics, weights
 from torch import nn
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -29,32 +27,6 @@ from mlm.training.pretraining import UNPLANNED_STEPS, pretrain, rescale_and_clip
 
 MUON = {"name": "muon", "lr": 5e-3}
 DROPOUT = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "hidden_dropout": 0.1}
-
-
-def folder_of(config):
-    return Path(config.runs_dir) / config.name
-
-
-def metrics(config):
-    with (folder_of(config) / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-def column(config, name):
-    return [float(row[name]) for row in metrics(config) if row[name]]
-
-
-def weights(config):
-    return load_file(folder_of(config) / "model" / "model.safetensors")
-
-
-def assert_equal_weights(a, b, **tolerance):
-    assert a.keys() == b.keys()
-    for name in a:
-        if tolerance:
-            torch.testing.assert_close(a[name], b[name], **tolerance)
-        else:
-            assert torch.equal(a[name], b[name]), name
 
 
 def test_a_run_leaves_what_it_promises(tiny, capsys):
@@ -299,16 +271,6 @@ def test_another_learning_rate_on_resume_is_used_and_told(tiny, caplog):
     assert "lr: 1.0e-06" in caplog.text
     assert column(config, "optim/lr")[8:] == [1e-6, 1e-6]
     assert_equal_weights(weights(config), before, atol=1e-5, rtol=0)
-
-
-def test_a_loss_that_is_no_number_ends_the_run_and_reaches_no_checkpoint(tiny):
-    config = tiny(optimizer={"lr": 1e30, "clip_norm": 0.0}, trainer={"max_steps": 20, "save_every": 2})
-    with pytest.raises(InputError, match=r"not finite.*step \d+.*learning rate"):
-        pretrain(config)
-    for path in (folder_of(config) / "checkpoints").glob("*.ckpt"):
-        tensors = torch.load(path, weights_only=True)["state_dict"].values()
-        assert all(tensor.isfinite().all() for tensor in tensors)
-    assert metrics(config)
 
 
 def test_a_model_larger_than_the_memory_is_refused(tiny):
