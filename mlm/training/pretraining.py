@@ -15,6 +15,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from mlm.config.errors import InputError
@@ -43,11 +44,12 @@ from mlm.training.callbacks import (
     SkippedSteps,
     Validation,
     bound_reached,
+    save_failure,
 )
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.datamodule import PretrainDataModule
 from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
-from mlm.training.run_folder import METRICS, keep_config, run_folder
+from mlm.training.run_folder import METRICS, keep_config, resume_command, run_folder
 from mlm.training.summary import finish_run
 from mlm.training.trainer import build_trainer, resolve_accelerator, resolve_precision
 
@@ -145,6 +147,8 @@ class PretrainModule(pl.LightningModule):
                 )
         for name, value in checkpoint["progress"].items():
             setattr(self.progress, name, value)
+        if self.progress.planned_for != self.config.trainer.bounds:
+            self.progress.planned_steps = None  # made longer or shorter: plan again
 
 
 def rescale_and_clip(gradients: list[Tensor], scale: Tensor, clip_norm: float) -> Tensor:
@@ -213,6 +217,7 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
     module = PretrainModule(model, config, progress, identity_of(config, corpus, model))
     checkpoint = find_checkpoint(folder / "checkpoints") if config.resume else None
     reason: str | None = None
+    failure: Exception | None = None
     if checkpoint:
         module.on_load_checkpoint(checkpoint.content)
         reason = bound_reached(config.trainer, progress, checkpoint.step)
@@ -237,11 +242,19 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
         )
         if stop.signal is not None:
             log.warning("stopped by signal %d after step %d", stop.signal, trainer.global_step)
-            log.warning("go on with: python train.py --resume --name %s", config.name)
+            log.warning("go on with: %s", resume_command(config))
             return 128 + stop.signal
-        step, reason = trainer.global_step, budget.reason
+        step, reason, failure = trainer.global_step, budget.reason, save_failure(trainer)
     if is_first_process():
-        finish_run(config, folder, corpus, model, progress, step, str(reason))
+        try:
+            finish_run(config, folder, corpus, model, progress, step, str(reason))
+        except (OSError, SafetensorError) as error:
+            failure = failure or error
+        if failure:
+            raise InputError(
+                f"{folder}: not all that the run ends with could be saved ({failure}); free some space, then "
+                f"go on with: {resume_command(config)}"
+            )
     return 0
 
 
@@ -267,11 +280,11 @@ def assemble(
     callbacks: list[pl.Callback] = [
         clock,
         budget,
-        Validation(config.trainer.val_every, progress, clock),
+        Validation(config.trainer, progress, clock),
         MetricsTable(folder / METRICS, progress),
         SkippedSteps(config.trainer, progress, clock, folder / "checkpoints"),
         stop,
-        CheckpointSaver(folder / "checkpoints", config.trainer.save_every, clock),
+        CheckpointSaver(folder / "checkpoints", config.trainer, progress, clock),
         ProgressBar(progress),
     ]
     return (

@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import re
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +18,7 @@ from mlm.config.errors import InputError
 from mlm.config.parse import save_config
 from mlm.config.training import ScheduleConfig
 from mlm.data.sampler import TrainingSampler
-from mlm.training.checkpoint import checkpoint_path, find_checkpoint
+from mlm.training.checkpoint import checkpoint_path, checkpoint_step, find_checkpoint
 from mlm.training.pretraining import prepare, pretrain, train
 from mlm.training.run_folder import run_folder
 
@@ -99,6 +101,100 @@ def test_without_a_checkpoint_the_message_says_so(tiny):
     with pytest.raises(InputError, match=r"10 steps in a row, 2 to 11 .*no checkpoint is good"):
         pretrain(config)
     assert not list((folder_of(config) / "checkpoints").glob("step-*.ckpt"))
+
+
+def steps_kept(config):
+    return [checkpoint_step(path) for path in sorted((folder_of(config) / "checkpoints").glob("*.ckpt"))]
+
+
+def test_the_newest_the_best_and_every_so_many_are_kept(tiny):
+    trainer = {"max_steps": 11, "val_every": 1, "save_every": 3, "keep_best": 2, "keep_every": 5}
+    # The rate is far too high after a good start: the best validations are early ones.
+    config = tiny(trainer=trainer, optimizer={"lr": 0.3}, schedule=ScheduleConfig("constant", warmup_steps=0))
+    pretrain(config)
+    losses = dict(zip(range(12), column(config, "val/loss"), strict=True))
+    best = sorted(range(1, 12), key=losses.__getitem__)[:2]
+    assert steps_kept(config) == sorted({5, 10, 11, *best})
+    assert min(best) < 5
+    summary = json.loads((folder_of(config) / "summary.json").read_text())
+    assert [entry["step"] for entry in summary["best"]] == best
+    for step in best:
+        assert saved(config, step)["progress"]["last"]["loss"] == pytest.approx(losses[step], rel=1e-6)
+
+
+def test_a_validation_that_is_no_number_is_never_best(tiny):
+    config = tiny(trainer={"max_steps": 4, "val_every": 1, "save_every": 2, "keep_best": 4})
+    with run_folder(config) as folder:
+        corpus, model = prepare(config)
+        batches = sum(1 for _ in range(0, len(corpus.validation), 8))
+        count = iter(range(10_000))
+
+        def spoil(model, inputs, logits):
+            return logits if model.training or next(count) // batches != 2 else logits * math.nan
+
+        model.register_forward_hook(spoil)
+        train(config, folder, corpus, model)
+    losses = column(config, "val/loss")
+    assert [math.isfinite(loss) for loss in losses] == [True, True, False, True, True]
+    best = json.loads((folder / "summary.json").read_text())["best"]
+    assert sorted(entry["step"] for entry in best) == [1, 3, 4]
+
+
+def test_the_last_step_is_saved_and_names_agree_with_content(tiny):
+    config = tiny(trainer={"max_steps": 25, "save_every": 10, "keep_every": 10, "val_every": 100})
+    pretrain(config)
+    assert steps_kept(config) == [10, 20, 25]
+    for step in steps_kept(config):
+        checkpoint = saved(config, step)
+        assert checkpoint["global_step"] == step == checkpoint["progress"]["rows"] / 8
+        (state,) = checkpoint["optimizer_states"]
+        assert {float(one["step"]) for one in state["state"].values()} == {step}
+
+
+def run_on_a_full_disk(config, steps, size):
+    """Train; while these steps run, no file may grow beyond `size` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    step = iter(range(1, 1000))
+
+    def limit(model, inputs):
+        if model.training:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size if next(step) in steps else soft, hard))
+
+    with run_folder(config) as folder:
+        corpus, model = prepare(config)
+        model.register_forward_pre_hook(limit)
+        try:
+            return train(config, folder, corpus, model)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [20_000, 200], ids=["checkpoints", "checkpoints-and-table"])
+def test_a_full_disk_does_not_end_the_run(tiny, size, caplog):
+    whole, config = tiny(name="whole"), tiny(trainer={"save_every": 1, "keep_every": 1})
+    pretrain(whole)
+    caplog.clear()
+    assert run_on_a_full_disk(config, {3, 4}, size) == 0
+    told = [record.getMessage() for record in caplog.records if "checkpoints" in record.getMessage()]
+    assert len(told) == 2
+    assert re.search(
+        r"cannot save .*step-00000003.ckpt: File too large; the checkpoints before it are", told[0]
+    )
+    assert steps_kept(config) == [1, 2, 5, 6, 7, 8]
+    assert not list((folder_of(config) / "checkpoints").glob(".*"))
+    assert_equal_weights(weights(config), weights(whole))
+    assert column(config, "step") == list(range(9))
+
+
+def test_a_disk_that_is_full_at_the_end_is_an_error_and_the_run_can_be_finished(tiny):
+    whole, config = tiny(name="whole"), tiny()
+    pretrain(whole)
+    with pytest.raises(InputError, match=r"File too large.*free some space, then go on with.*--resume"):
+        run_on_a_full_disk(config, {8}, 20_000)
+    assert steps_kept(config) == [4]
+    assert pretrain(replace(config, resume=True)) == 0
+    assert_equal_weights(weights(config), weights(whole))
+    assert column(config, "step") == list(range(9))
 
 
 SPOILED_ON_RANK_1 = """
