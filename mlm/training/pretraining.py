@@ -15,6 +15,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from mlm.config.errors import InputError
@@ -30,7 +31,7 @@ from mlm.model.attention import fused_blocks
 from mlm.model.heads import MaskedLM, rule_out_unused_ids
 from mlm.model.loss import summed_cross_entropy
 from mlm.model.vocabulary import extend_vocabulary
-from mlm.optim.optimizer import build_optimizer, set_learning_rate
+from mlm.optim.optimizer import build_optimizer, set_learning_rate, skip_step_if
 from mlm.optim.schedule import learning_rate_factor
 from mlm.plan import total_parameters
 from mlm.tokenizer import added_pieces, load_tokenizer, tokenizer_digest
@@ -38,16 +39,17 @@ from mlm.training.callbacks import (
     Budget,
     CheckpointSaver,
     Clock,
-    FiniteCheck,
     GracefulStop,
     Progress,
+    SkippedSteps,
     Validation,
     bound_reached,
+    save_failure,
 )
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.datamodule import PretrainDataModule
 from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
-from mlm.training.run_folder import METRICS, keep_config, run_folder
+from mlm.training.run_folder import METRICS, keep_config, resume_command, run_folder
 from mlm.training.summary import finish_run
 from mlm.training.trainer import build_trainer, resolve_accelerator, resolve_precision
 
@@ -72,8 +74,8 @@ class PretrainModule(pl.LightningModule):
         self.model, self.config, self.progress, self.identity = model, config, progress, identity
         self.step_metrics: dict[str, Any] = {}
         self.last_loss: Tensor | float = math.nan
-        self.is_finite: Tensor = torch.tensor(True)
-        """Whether every loss and gradient was finite so far; on the device until somebody asks."""
+        self.skipped: Tensor = torch.tensor(False)
+        """Whether the newest step was skipped; on the device until somebody asks."""
         self._loss_sum: Tensor | float = 0.0
         self._counts = [0] * 4
         rates = model.config.embedding_dropout, model.config.attention_dropout, model.config.hidden_dropout
@@ -93,7 +95,10 @@ class PretrainModule(pl.LightningModule):
         return loss
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Turn accumulated sums into the gradient of the mean, clip it, and set the learning rate."""
+        """Turn accumulated sums into the gradient of the mean, clip it, and set the learning rate.
+
+        A step whose loss or gradient is no number is skipped: weights and optimizer state stay what they are.
+        """
         counts = torch.tensor(self._counts, dtype=torch.float32, device=self.device)
         sums = torch.cat([torch.as_tensor(self._loss_sum).reshape(1), counts])
         loss_sum, num_masked, *others = self.trainer.strategy.reduce(sums, reduce_op="sum")
@@ -107,11 +112,14 @@ class PretrainModule(pl.LightningModule):
         set_learning_rate(optimizer, factor)
         loss = loss_sum / num_masked.clamp(min=1)
         self.last_loss = loss
-        self.is_finite = self.is_finite.to(loss.device) & torch.isfinite(loss) & torch.isfinite(norm)
+        # The same on every rank: both are sums over all of them.
+        self.skipped = ~(torch.isfinite(loss) & torch.isfinite(norm))
+        skip_step_if(optimizer, self.skipped)
         self.step_metrics |= {
             "train/loss": loss,
             "optim/lr": factor * self.config.optimizer.lr,
             "optim/grad_norm": norm,
+            "optim/skipped": self.skipped,
             **masking_shares(num_masked, *others),
         }
 
@@ -140,6 +148,8 @@ class PretrainModule(pl.LightningModule):
                 )
         for name, value in checkpoint["progress"].items():
             setattr(self.progress, name, value)
+        if self.progress.planned_for != self.config.trainer.bounds:
+            self.progress.planned_steps = None  # made longer or shorter: plan again
 
 
 def masking_shares(
@@ -221,6 +231,7 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
     module = PretrainModule(model, config, progress, identity_of(config, corpus, model))
     checkpoint = find_checkpoint(folder / "checkpoints") if config.resume else None
     reason: str | None = None
+    failure: Exception | None = None
     if checkpoint:
         module.on_load_checkpoint(checkpoint.content)
         reason = bound_reached(config.trainer, progress, checkpoint.step)
@@ -245,11 +256,19 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
         )
         if stop.signal is not None:
             log.warning("stopped by signal %d after step %d", stop.signal, trainer.global_step)
-            log.warning("go on with: python train.py --resume --name %s", config.name)
+            log.warning("go on with: %s", resume_command(config))
             return 128 + stop.signal
-        step, reason = trainer.global_step, budget.reason
+        step, reason, failure = trainer.global_step, budget.reason, save_failure(trainer)
     if is_first_process():
-        finish_run(config, folder, corpus, model, progress, step, str(reason))
+        try:
+            finish_run(config, folder, corpus, model, progress, step, str(reason))
+        except (OSError, SafetensorError) as error:
+            failure = failure or error
+        if failure:
+            raise InputError(
+                f"{folder}: not all that the run ends with could be saved ({failure}); free some space, then "
+                f"go on with: {resume_command(config)}"
+            )
     return 0
 
 
@@ -275,11 +294,11 @@ def assemble(
     callbacks: list[pl.Callback] = [
         clock,
         budget,
-        Validation(config.trainer.val_every, progress, clock),
+        Validation(config.trainer, progress, clock),
         MetricsTable(folder / METRICS, progress),
-        FiniteCheck(config.trainer.save_every),
+        SkippedSteps(config.trainer, progress, clock, folder / "checkpoints"),
         stop,
-        CheckpointSaver(folder / "checkpoints", config.trainer.save_every, clock),
+        CheckpointSaver(folder / "checkpoints", config.trainer, progress, clock),
         ProgressBar(progress),
     ]
     facts = {"corpus": {"sources": {source["path"]: source for source in corpus.sources}}}

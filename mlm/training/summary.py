@@ -22,6 +22,7 @@ from mlm.model.heads import MaskedLM
 from mlm.plan import count_parameters
 from mlm.training.callbacks import Progress
 from mlm.training.reporting import read_metrics
+from mlm.training.run_folder import resume_command
 
 CHECKED_ROWS = 4
 """Held-out rows on which the saved model is compared with the trained one."""
@@ -49,6 +50,8 @@ def finish_run(
         "vocab_size": corpus.tokenizer.get_vocab_size(),
         "num_parameters": sum(count_parameters(model.config).values()),
         "steps": steps,
+        "skipped_steps": progress.skipped,
+        "best": [{"step": step, "val_loss": loss} for loss, step in progress.best],
         "tokens": progress.tokens,
         "elapsed_s": progress.elapsed_s,
         "tokens_per_second": progress.tokens / progress.elapsed_s,
@@ -84,9 +87,6 @@ def closing_message(config: PretrainConfig, folder: Path, summary: dict[str, Any
     first, last = progress.first or {}, progress.last or {}
     model = summary["model_dir"]
     minutes, seconds = divmod(round(summary["elapsed_s"]), 60)
-    longer = f"--resume --name {config.name} --trainer.max_steps {2 * summary['steps']}"
-    if config.runs_dir != PretrainConfig.runs_dir:
-        longer += f" --runs_dir {config.runs_dir}"
     return f"""
 {config.name}: {summary["steps"]:,} steps in {minutes} min {seconds} s, ended by {summary["stopped_by"]}
 
@@ -105,7 +105,7 @@ next
   fill a mask     mlm fill-mask --model {model} "the [MASK] of the function"
   evaluate        mlm evaluate --model {model} --data.sources YOUR_TEXT.txt
   fine-tune       python finetune.py --model {model}
-  train longer    python train.py {longer}
+  train longer    {resume_command(config)} --trainer.max_steps {2 * summary["steps"]}
   your own text   python train.py --data.sources YOUR_FOLDER"""
 
 
