@@ -6,8 +6,10 @@ from launching import (
     assert_equal_weights,
     column,
     flags,
+    free_port,
     launch,
     launch_together,
+    run_ranks,
     torchrun,
     weights,
 )
@@ -42,14 +44,7 @@ def test_the_plain_script_starts_the_processes_itself(tiny, alone):
 
 def test_torchrun_says_how_many_there_are(tiny, alone):
     config = tiny(name="torchrun", trainer=STEPS)
-    launch([*torchrun(), *flags(config)])
-    assert_same_run(config, alone)
-
-
-def test_two_nodes(tiny, alone):
-    config = tiny(name="nodes", trainer=STEPS | {"micro_batch_size": 2})
-    nodes = torchrun("--nnodes", "2", "--nproc_per_node", "1")
-    launch_together([[*nodes, "--node_rank", rank, *flags(config)] for rank in "01"], [{}, {}])
+    run_ranks(config)
     assert_same_run(config, alone)
 
 
@@ -66,7 +61,16 @@ def test_tasks_of_slurm(tiny, alone):
         "SLURM_NODEID": "0",
         "SLURM_NODELIST": "localhost",
         "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
     }
     tasks = [job | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in "01"]
-    launch_together([[*ALONE, *flags(config)]] * 2, tasks)
+    run_ranks(config, environments=tasks)
+    assert_same_run(config, alone)
+
+
+@pytest.mark.slow
+def test_two_nodes_under_torchrun(tiny, alone):
+    config = tiny(name="nodes", trainer=STEPS | {"micro_batch_size": 2})
+    nodes = torchrun("--nnodes", "2", "--nproc_per_node", "1")
+    launch_together([[*nodes, "--node_rank", rank, *flags(config)] for rank in "01"], [{}, {}])
     assert_same_run(config, alone)
