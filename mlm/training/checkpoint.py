@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from mlm.config.experiment import is_first_process
+from mlm.config.launch import is_first_process
 
 NEEDED = ("state_dict", "optimizer_states", "loops", "global_step", "progress", "identity")
 """What a checkpoint of ours holds."""

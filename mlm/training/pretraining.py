@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig, is_first_process
+from mlm.config.experiment import PretrainConfig
+from mlm.config.launch import is_first_process
 from mlm.config.model import ModelConfig
 from mlm.config.parse import to_plain
 from mlm.counter import random_bits
@@ -48,10 +49,11 @@ from mlm.training.callbacks import (
 )
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.datamodule import PretrainDataModule
+from mlm.training.processes import end_with_parent
 from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
 from mlm.training.run_folder import METRICS, keep_config, resume_command, run_folder
 from mlm.training.summary import finish_run
-from mlm.training.trainer import build_trainer, resolve_accelerator, resolve_precision
+from mlm.training.trainer import build_trainer, check_hardware
 
 UNPLANNED_STEPS = 1000
 """Length the schedule assumes during the few steps before a time-limited run knows its own."""
@@ -187,9 +189,8 @@ def pretrain(config: PretrainConfig) -> int:
     Raises:
         InputError: something the user has to change; a run folder made for it is removed again.
     """
-    resolve_precision(
-        config.trainer, resolve_accelerator(config.trainer)
-    )  # not only after hours of preparation
+    end_with_parent()
+    check_hardware(config.trainer)  # not only after hours of preparation
     config = replace(config, logging=resolve_tracking(config.logging))
     with run_folder(config) as folder:
         corpus, model = prepare(config)

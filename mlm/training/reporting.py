@@ -19,7 +19,8 @@ import torch
 from tqdm import tqdm
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import RunConfig, is_first_process
+from mlm.config.experiment import RunConfig
+from mlm.config.launch import is_first_process
 from mlm.config.parse import to_plain
 from mlm.config.training import LoggingConfig
 from mlm.training.callbacks import Progress, StepCallback
