@@ -1,7 +1,7 @@
 """Runs of the scripts as a user starts them: processes of their own, ended with the test whatever happens.
 
-`launch` starts commands; `run_ranks` does what a launcher does, but forks a process that has imported everything
-already, which spares seconds a test.
+`launch` starts commands; `run_ranks` does what a launcher does, but forks a process that has imported
+everything already, which spares seconds a test.
 """
 
 import csv
