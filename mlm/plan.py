@@ -133,6 +133,8 @@ def _tokenizer_size(config: TokenizerConfig) -> int:
         return config.vocab_size
     path = Path(config.path)
     file = path / "tokenizer.json" if path.is_dir() else path
+    if (path / "vocab.txt").is_file() and not file.exists():
+        return len((path / "vocab.txt").read_text(encoding="utf-8").splitlines())
     try:
         written = json.loads(file.read_text(encoding="utf-8"))
         added: list[int] = [token["id"] + 1 for token in written["added_tokens"]]
@@ -157,7 +159,7 @@ def _masked_lm_head(config: ModelConfig) -> int:
 
 def _classifier_head(config: ModelConfig, num_labels: int) -> int:
     D = config.hidden_size
-    norm = _norm(config, D) if config.norm_position == "pre" else 0
+    norm = _norm(config, D) if config.pooling in ("cls", "mean") else 0
     return (D + config.head_bias) * D + norm + (D + 1) * num_labels
 
 

@@ -206,9 +206,9 @@ class TokenizerConfig:
         if self.path is None:
             return
         path = Path(self.path)
-        file = path / "tokenizer.json" if path.is_dir() else path
-        if not file.is_file():
-            raise InputError(f"tokenizer.path={self.path}: there is no file {file.absolute()}")
+        files = [path / name for name in ("tokenizer.json", "vocab.txt")] if path.is_dir() else [path]
+        if not any(file.is_file() for file in files):
+            raise InputError(f"tokenizer.path={self.path}: there is no file {files[0].absolute()}")
 
 
 @dataclass

@@ -235,7 +235,7 @@ def test_commands_with_required_and_positional_keys(tmp_path):
             "--data.sources hub:name",
             "data.sources: hub:name is not of the form hub:OWNER/NAME[@CONFIG][:SPLIT]",
         ),
-        ("--resume maybe", "--resume: expected true or false, got 'maybe'"),
+        ("--resume maybe", "--resume: expected true, false or auto, got 'maybe'"),
         ("--name a/b", "name=a/b must be a plain folder name"),
         ("--seed", "--seed: a value is missing"),
         ("stray", "unexpected argument 'stray'"),
