@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from mlm.optim.optimizer import build_optimizer, set_learning_rate, skip_step_if
 from mlm.optim.schedule import learning_rate_factor
 from mlm.plan import total_parameters
 from mlm.tokenizer import added_pieces, load_tokenizer, tokenizer_digest
+from mlm.training.branch import branch_checkpoint, settle_branch, start_branch
 from mlm.training.callbacks import (
     Budget,
     CheckpointSaver,
@@ -76,6 +79,8 @@ class PretrainModule(pl.LightningModule):
         self.last_loss: Tensor | float = math.nan
         self.skipped: Tensor = torch.tensor(False)
         """Whether the newest step was skipped; on the device until somebody asks."""
+        self.first_optimizer_state: dict[str, Any] = {}
+        """Where a run that branches off another begins."""
         self._loss_sum: Tensor | float = 0.0
         self._num_masked = 0
         rates = model.config.embedding_dropout, model.config.attention_dropout, model.config.hidden_dropout
@@ -130,6 +135,8 @@ class PretrainModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Let the configuration decide rates and decay, not the checkpoint that was just restored."""
+        if self.first_optimizer_state:
+            self.trainer.optimizers[0].load_state_dict(self.first_optimizer_state)
         for group, constants in zip(self.trainer.optimizers[0].param_groups, self._constants, strict=True):
             group.update({name: value for name, value in constants.items() if name != "params"})
 
@@ -177,6 +184,8 @@ def pretrain(config: PretrainConfig) -> int:
         config.trainer, resolve_accelerator(config.trainer)
     )  # not only after hours of preparation
     config = replace(config, logging=resolve_tracking(config.logging))
+    if config.branch and not config.resume:
+        config = settle_branch(config)
     with run_folder(config) as folder:
         corpus, model = prepare(config)
         return train(config, folder, corpus, model)
@@ -221,6 +230,8 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
     if checkpoint:
         module.on_load_checkpoint(checkpoint.content)
         reason = bound_reached(config.trainer, progress, checkpoint.step)
+    elif config.branch:
+        start_branch(module, branch_checkpoint(config))
     elif config.resume:
         log.info("%s holds no whole checkpoint: starting at step 0", folder)
     if checkpoint and reason and (folder / "summary.json").exists():
@@ -246,16 +257,25 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
             return 128 + stop.signal
         step, reason, failure = trainer.global_step, budget.reason, save_failure(trainer)
     if is_first_process():
-        try:
+        with what_is_not_saved_is_told(config, folder, failure):
             finish_run(config, folder, corpus, model, progress, step, str(reason))
-        except (OSError, SafetensorError) as error:
-            failure = failure or error
-        if failure:
-            raise InputError(
-                f"{folder}: not all that the run ends with could be saved ({failure}); free some space, then "
-                f"go on with: {resume_command(config)}"
-            )
     return 0
+
+
+@contextmanager
+def what_is_not_saved_is_told(
+    config: PretrainConfig, folder: Path, failure: Exception | None
+) -> Iterator[None]:
+    """Save what is saved inside even where the last checkpoint could not be, then say what failed."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        failure = failure or error
+    if failure:
+        raise InputError(
+            f"{folder}: not all that the run ends with could be saved ({failure}); free some space, then go "
+            f"on with: {resume_command(config)}"
+        )
 
 
 def check_memory(config: ModelConfig) -> None:

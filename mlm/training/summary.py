@@ -57,6 +57,7 @@ def finish_run(
         "tokens_per_second": progress.tokens / progress.elapsed_s,
         "model_dir": str(folder / "model"),
         "stopped_by": reason,
+        **({"branch": config.branch} if config.branch else {}),
     }
     # A folder of this machine means nothing to whoever reads the card.
     facts = {name: value for name, value in summary.items() if name != "model_dir"}
