@@ -53,7 +53,7 @@ from mlm.training.checkpoint import find_checkpoint
 from mlm.training.datamodule import PretrainDataModule
 from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
 from mlm.training.run_folder import METRICS, keep_config, resume_command, run_folder
-from mlm.training.summary import finish_run
+from mlm.training.summary import finish_run, provenance
 from mlm.training.trainer import build_trainer, resolve_accelerator, resolve_precision
 
 UNPLANNED_STEPS = 1000
@@ -297,6 +297,7 @@ def assemble(
     clock = Clock(config, progress, corpus.train)
     budget = Budget(config, progress, clock)
     stop = GracefulStop()
+    tracker = build_tracker(config, config.logging, folder, provenance(corpus))
     callbacks: list[pl.Callback] = [
         clock,
         budget,
@@ -308,7 +309,7 @@ def assemble(
         ProgressBar(progress),
     ]
     return (
-        build_trainer(config.trainer, folder, callbacks, build_tracker(config, config.logging, folder)),
+        build_trainer(config.trainer, folder, callbacks, tracker),
         budget,
         stop,
     )

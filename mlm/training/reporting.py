@@ -234,7 +234,9 @@ def _in_netrc(host: str | None) -> bool:
         return False
 
 
-def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path) -> Any:
+def build_tracker(
+    config: RunConfig, tracking: LoggingConfig, folder: Path, facts: dict[str, str | None] | None = None
+) -> Any:
     """Return a Weights & Biases logger, or False when this process does not track.
 
     The run id is kept in the run folder, so that a resumed run goes on in the same tracked run.
@@ -243,6 +245,7 @@ def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path) -> A
         config: stored with the run.
         tracking: resolved by `resolve_tracking`.
         folder: the run folder.
+        facts: stored beside the configuration.
     """
     if tracking.wandb == "disabled" or not is_first_process():
         return False
@@ -259,7 +262,7 @@ def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path) -> A
         id=kept.read_text().strip(),
         name=config.name,
         project=tracking.project,
-        config=to_plain(config),
+        config=to_plain(config) | (facts or {}),
         mode="online" if tracking.wandb == "online" else "offline",
         resume="allow" if tracking.wandb == "online" else None,
         settings=wandb.Settings(init_timeout=INIT_TIMEOUT_S, silent=True),
