@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig, is_first_process
+from mlm.config.experiment import PretrainConfig
+from mlm.config.launch import is_first_process
 from mlm.config.training import TrainerConfig
 from mlm.data.collate import Rows
 from mlm.data.sampler import TrainingSampler
@@ -56,6 +57,8 @@ class Progress:
     """Seconds of training, over all resumes, validation included."""
     planned_steps: int | None = None
     """Length of the run in optimizer steps; None until a time-limited run has measured its throughput."""
+    mask_rate_from: int = 0
+    """Step from which on the mask rate moves: no batch of it was drawn before the length was known."""
     planned_for: tuple[int | str | None, ...] = ()
     """The bounds that this length follows from."""
     first: dict[str, float] | None = None
@@ -180,6 +183,9 @@ class Budget(StepCallback):
 
     def __init__(self, config: PretrainConfig, progress: Progress, clock: Clock):
         self.config, self.schedule = config.trainer, config.schedule
+        workers = config.data.num_workers
+        self.drawn_ahead = 2 + 2 * (2 if workers is None else workers)
+        """Steps whose batches may be drawn already: one by Lightning, two by each loader process."""
         self.progress, self.clock = progress, clock
         by_tokens = (self.config.max_tokens or math.inf) / clock.tokens_per_step
         self.allowed_steps = min(self.config.max_steps or math.inf, by_tokens)
@@ -196,7 +202,7 @@ class Budget(StepCallback):
         self._first = (done, elapsed_s)
         self.progress.planned_for = self.config.bounds
         if self.config.max_seconds is None:
-            self.progress.planned_steps = math.ceil(self.allowed_steps)
+            self.progress.planned_steps, self.progress.mask_rate_from = math.ceil(self.allowed_steps), 0
         elif self.progress.planned_steps is None and done >= PLANNING_STEPS.stop:
             self._fix(done, elapsed_s / done, self.config.max_seconds * PLANNED_SHARE - elapsed_s)
 
@@ -232,6 +238,7 @@ class Budget(StepCallback):
             step_s = window_s / (done - first_step) + self.progress.validation_s / self.config.val_every
             left_s = limit * PLANNED_SHARE - self.progress.elapsed_s - self.progress.validation_s
             self._fix(done, step_s, left_s)
+            self.progress.mask_rate_from = done + self.drawn_ahead
 
     def _fix(self, done: int, step_s: float, left_s: float) -> None:
         planned = max(int(min(done + left_s / step_s, self.allowed_steps)), done + 1)

@@ -14,7 +14,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import is_first_process
+from mlm.config.launch import is_first_process
 
 NEEDED = ("state_dict", "optimizer_states", "loops", "global_step", "progress", "identity")
 """What a checkpoint of ours holds."""

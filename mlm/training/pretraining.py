@@ -21,7 +21,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig, is_first_process
+from mlm.config.experiment import PretrainConfig
+from mlm.config.launch import is_first_process
 from mlm.config.model import ModelConfig
 from mlm.config.parse import to_plain
 from mlm.counter import random_bits
@@ -51,10 +52,11 @@ from mlm.training.callbacks import (
 )
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.datamodule import PretrainDataModule
+from mlm.training.processes import end_with_parent
 from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
 from mlm.training.run_folder import METRICS, keep_config, resume_command, run_folder
 from mlm.training.summary import finish_run, provenance
-from mlm.training.trainer import build_trainer, resolve_accelerator, resolve_precision
+from mlm.training.trainer import build_trainer, check_hardware
 
 UNPLANNED_STEPS = 1000
 """Length the schedule assumes during the few steps before a time-limited run knows its own."""
@@ -82,7 +84,7 @@ class PretrainModule(pl.LightningModule):
         self.first_optimizer_state: dict[str, Any] = {}
         """Where a run that branches off another begins."""
         self._loss_sum: Tensor | float = 0.0
-        self._num_masked = 0
+        self._counts = [0] * 4
         rates = model.config.embedding_dropout, model.config.attention_dropout, model.config.hidden_dropout
         self._has_dropout = any(rates)
 
@@ -95,7 +97,8 @@ class PretrainModule(pl.LightningModule):
         logits = self.model(batch["input_ids"], batch["attention_mask"], batch["masked_positions"])
         loss = summed_cross_entropy(logits, batch["labels"])
         self._loss_sum = self._loss_sum + loss.detach()
-        self._num_masked += batch["num_masked"]
+        counts = batch["num_masked"], batch["num_ordinary"], batch["num_hidden"], batch["num_random"]
+        self._counts = [before + more for before, more in zip(self._counts, counts, strict=True)]
         return loss
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -103,11 +106,10 @@ class PretrainModule(pl.LightningModule):
 
         A step whose loss or gradient is no number is skipped: weights and optimizer state stay what they are.
         """
-        sums = torch.stack(
-            [torch.as_tensor(self._loss_sum), torch.tensor(self._num_masked, device=self.device)]
-        )
-        loss_sum, num_masked = self.trainer.strategy.reduce(sums, reduce_op="sum")
-        self._loss_sum, self._num_masked = 0.0, 0
+        counts = torch.tensor(self._counts, dtype=torch.float32, device=self.device)
+        sums = torch.cat([torch.as_tensor(self._loss_sum).reshape(1), counts])
+        loss_sum, num_masked, *others = self.trainer.strategy.reduce(sums, reduce_op="sum")
+        self._loss_sum, self._counts = 0.0, [0] * 4
         # Lightning divided each loss by the passes of the step, and DDP averaged over the ranks.
         undo = self.trainer.accumulate_grad_batches * self.trainer.world_size
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
@@ -125,6 +127,7 @@ class PretrainModule(pl.LightningModule):
             "optim/lr": factor * self.config.optimizer.lr,
             "optim/grad_norm": norm,
             "optim/skipped": self.skipped,
+            **masking_shares(num_masked, *others),
         }
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -158,6 +161,19 @@ class PretrainModule(pl.LightningModule):
             self.progress.planned_steps = None  # made longer or shorter: plan again
 
 
+def masking_shares(
+    num_masked: Tensor, num_ordinary: Tensor, hidden: Tensor, random: Tensor
+) -> dict[str, Any]:
+    """Return the share of the ordinary tokens that were predicted, and what stood in their places."""
+    predicted = num_masked.clamp(min=1)
+    return {
+        "masking/rate": num_masked / num_ordinary.clamp(min=1),
+        "masking/mask_token": hidden / predicted,
+        "masking/random_token": random / predicted,
+        "masking/unchanged": (num_masked - hidden - random) / predicted,
+    }
+
+
 def rescale_and_clip(gradients: list[Tensor], scale: Tensor, clip_norm: float) -> Tensor:
     """Multiply gradients by `scale`, then shrink them to `clip_norm` if they are longer; 0 means no bound.
 
@@ -180,9 +196,8 @@ def pretrain(config: PretrainConfig) -> int:
     Raises:
         InputError: something the user has to change; a run folder made for it is removed again.
     """
-    resolve_precision(
-        config.trainer, resolve_accelerator(config.trainer)
-    )  # not only after hours of preparation
+    end_with_parent()
+    check_hardware(config.trainer)  # not only after hours of preparation
     config = replace(config, logging=resolve_tracking(config.logging))
     if config.branch and not config.resume:
         config = settle_branch(config)
@@ -297,7 +312,6 @@ def assemble(
     clock = Clock(config, progress, corpus.train)
     budget = Budget(config, progress, clock)
     stop = GracefulStop()
-    tracker = build_tracker(config, config.logging, folder, provenance(corpus))
     callbacks: list[pl.Callback] = [
         clock,
         budget,
@@ -308,11 +322,9 @@ def assemble(
         CheckpointSaver(folder / "checkpoints", config.trainer, progress, clock),
         ProgressBar(progress),
     ]
-    return (
-        build_trainer(config.trainer, folder, callbacks, tracker),
-        budget,
-        stop,
-    )
+    facts = {"corpus": {"sources": {source["path"]: source for source in corpus.sources}}}
+    tracker = build_tracker(config, config.logging, folder, facts | provenance(corpus))
+    return build_trainer(config.trainer, folder, callbacks, tracker), budget, stop
 
 
 def identity_of(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> dict[str, Any]:

@@ -19,7 +19,8 @@ import torch
 from tqdm import tqdm
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import RunConfig, is_first_process
+from mlm.config.experiment import RunConfig
+from mlm.config.launch import is_first_process
 from mlm.config.parse import to_plain
 from mlm.config.training import LoggingConfig
 from mlm.training.callbacks import Progress, StepCallback
@@ -36,6 +37,10 @@ COLUMNS = [
     "val/masked_accuracy",
     "optim/lr",
     "optim/grad_norm",
+    "masking/rate",
+    "masking/mask_token",
+    "masking/random_token",
+    "masking/unchanged",
     "optim/skipped",
     "throughput/tokens_per_second",
 ]
@@ -235,7 +240,7 @@ def _in_netrc(host: str | None) -> bool:
 
 
 def build_tracker(
-    config: RunConfig, tracking: LoggingConfig, folder: Path, facts: dict[str, str | None] | None = None
+    config: RunConfig, tracking: LoggingConfig, folder: Path, facts: dict[str, Any] | None = None
 ) -> Any:
     """Return a Weights & Biases logger, or False when this process does not track.
 
@@ -245,7 +250,7 @@ def build_tracker(
         config: stored with the run.
         tracking: resolved by `resolve_tracking`.
         folder: the run folder.
-        facts: stored beside the configuration.
+        facts: what else is stored with the run, in plain values.
     """
     if tracking.wandb == "disabled" or not is_first_process():
         return False
@@ -262,7 +267,7 @@ def build_tracker(
         id=kept.read_text().strip(),
         name=config.name,
         project=tracking.project,
-        config=to_plain(config) | (facts or {}),
+        config={**to_plain(config), **(facts or {})},
         mode="online" if tracking.wandb == "online" else "offline",
         resume="allow" if tracking.wandb == "online" else None,
         settings=wandb.Settings(init_timeout=INIT_TIMEOUT_S, silent=True),

@@ -64,7 +64,7 @@ def finish_run(
         **({"branch": config.branch} if config.branch else {}),
     }
     # A folder of this machine means nothing to whoever reads the card.
-    facts = {name: value for name, value in summary.items() if name != "model_dir"}
+    facts = {name: summary[name] for name in summary if name not in ("model_dir", "branch", "best")}
     facts["sources"] = ", ".join(Path(source.path).name for source in config.data.sources)
     save_pretrained(
         folder / "model",
@@ -90,7 +90,7 @@ def first_documents(rows: Rows) -> dict[str, Tensor]:
 def provenance(corpus: Corpus) -> dict[str, str | None]:
     """Return what a run was made from: the token store, the vocabulary, and the commit of the code."""
     return {
-        "corpus": corpus.store.folder.name,
+        "token_store": corpus.store.folder.name,
         "tokenizer_digest": tokenizer_digest(corpus.tokenizer),
         "git_commit": git_commit(Path(mlm.__file__).parent),
     }

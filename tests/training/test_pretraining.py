@@ -7,17 +7,22 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from run_files import assert_equal_weights, column, folder_of, metrics, weights
 from torch import nn
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from mlm.config.data import TokenizerConfig
+from mlm.config.data import MaskingConfig, TokenizerConfig
 from mlm.config.errors import InputError
+from mlm.config.experiment import InspectConfig
 from mlm.config.parse import save_config
 from mlm.config.training import LoggingConfig, ScheduleConfig
+from mlm.data.corpus import prepare_corpus
+from mlm.evaluation.batch_view import training_batch
 from mlm.hub import load_pretrained
+from mlm.masking import mask_rate_at
 from mlm.model.heads import MaskedLM
 from mlm.optim.schedule import learning_rate_factor
 from mlm.tokenizer import load_tokenizer
@@ -50,17 +55,19 @@ def test_a_run_leaves_what_it_promises(tiny, capsys):
         "plots/loss.png",
     ):
         assert (folder / name).stat().st_size > 0, name
-    assert list(folder.glob("wandb/offline-run-*/*.wandb"))
+    (tracked,) = folder.glob("wandb/offline-run-*/*.wandb")
+    assert b'"num_documents":300' in tracked.read_bytes()  # of each source, in the configuration of the run
+    assert [source["num_documents"] for source in summary["sources"]] == [300]
     rows = metrics(config)
     assert [int(row["step"]) for row in rows] == list(range(9))
     assert [int(row["step"]) for row in rows if row["val/loss"]] == [0, 4, 8]
     assert all(row["train/loss"] and row["optim/lr"] and row["optim/grad_norm"] for row in rows[1:])
     assert int(rows[-1]["tokens"]) == summary["tokens"]
     checkpoint = find_checkpoint(folder / "checkpoints").content
-    assert summary["corpus"] == checkpoint["identity"]["corpus"]
+    assert summary["token_store"] == checkpoint["identity"]["corpus"]
     assert summary["tokenizer_digest"] == checkpoint["identity"]["tokenizer"]
     (tracked,) = folder.glob("wandb/offline-run-*/*.wandb")
-    for fact in ("corpus", "tokenizer_digest", "git_commit"):
+    for fact in ("token_store", "tokenizer_digest", "git_commit"):
         assert (summary[fact] or "").encode() in tracked.read_bytes()
     out = capsys.readouterr().out
     for part in ("fill-mask", "evaluate", "--resume", str(folder / "model"), "word counts alone"):
@@ -76,6 +83,56 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tiny, optimiz
     assert column(configs[0], "train/loss") == column(configs[1], "train/loss")
     assert_equal_weights(weights(configs[0]), weights(configs[1]))
     assert column(configs[0], "train/loss") != column(configs[2], "train/loss")
+
+
+@pytest.mark.parametrize("bound", [{"max_steps": 8}, {"max_steps": None, "max_tokens": 55_000}])
+def test_a_mask_rate_that_moves_follows_the_step_whoever_draws_the_batch(tiny, bound):
+    """Another number of loader processes, other passes, a stop at step 4: the same masks in every step."""
+    masking = MaskingConfig(mask_rate=0.4, final_mask_rate=0.1, validation_mask_rate=0.2)
+    rows = {"global_batch_size": 256, **bound}
+    whole = tiny(name="whole", masking=masking, trainer=rows)
+    pretrain(whole)
+    steps = len(column(whole, "train/loss"))
+    assert steps == (bound["max_steps"] or 7)
+    assert column(whole, "masking/rate") == pytest.approx(np.linspace(0.4, 0.1, steps), abs=0.01)
+    shares = [
+        np.mean(column(whole, f"masking/{name}")) for name in ("mask_token", "random_token", "unchanged")
+    ]
+    assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.015)
+    parts = tiny(
+        name="parts", masking=masking, data={"num_workers": 2}, trainer=rows | {"micro_batch_size": 64}
+    )
+    stop_at(4, parts)
+    assert pretrain(replace(parts, resume=True)) == 0
+    for name in ("rate", "mask_token", "random_token", "unchanged"):
+        assert column(parts, f"masking/{name}") == column(whole, f"masking/{name}")
+    assert column(parts, "train/loss") == pytest.approx(column(whole, "train/loss"), abs=1e-4)
+    config = InspectConfig(**{**vars(whole), "step": 5})
+    _, batch = training_batch(config, prepare_corpus(config.data, config.tokenizer))  # what `inspect` shows
+    assert batch["num_masked"] / batch["num_ordinary"] == pytest.approx(
+        column(whole, "masking/rate")[5], rel=1e-6
+    )
+    constant = tiny(name="constant", masking=replace(masking, final_mask_rate=None), trainer=rows)
+    pretrain(constant)  # validation is at a rate of its own: the same places before training
+    assert column(constant, "val/loss")[0] == column(whole, "val/loss")[0]
+
+
+def stop_at(step, config):
+    """Run until SIGTERM arrives after a step, as a scheduler would send it."""
+    from mlm.training import pretraining
+
+    class Signaller(pretraining.GracefulStop):
+        def on_step_end(self, trainer, module):
+            if trainer.global_step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            super().on_step_end(trainer, module)
+
+    original = pretraining.GracefulStop
+    pretraining.GracefulStop = Signaller
+    try:
+        assert pretrain(config) == 128 + signal.SIGTERM
+    finally:
+        pretraining.GracefulStop = original
 
 
 def test_accumulated_passes_give_the_gradient_of_one_batch(tiny):
@@ -115,20 +172,6 @@ def test_a_warmup_longer_than_the_run_is_refused(tiny):
     with pytest.raises(InputError, match=r"warm-up of 200 steps is longer than the run of \d: the peak"):
         pretrain(tiny(trainer=trainer, schedule=schedule))
     assert not folder_of(tiny()).exists()
-
-
-@pytest.mark.parametrize("unit", ["max_tokens", "max_time"])
-def test_a_run_with_another_bound_than_steps_can_be_made_longer(tiny, unit):
-    first, second = {"max_tokens": (1000, 2000), "max_time": ("1s", "2s")}[unit]
-    config = tiny(trainer={"max_steps": None, unit: first}, schedule=ScheduleConfig("constant"))
-    pretrain(config)
-    steps = json.loads((folder_of(config) / "summary.json").read_text())["steps"]
-    assert pretrain(replace(config, resume=True)) == 0  # the same bound: nothing to do
-    assert json.loads((folder_of(config) / "summary.json").read_text())["steps"] == steps
-    pretrain(replace(config, resume=True, trainer=replace(config.trainer, **{unit: second})))
-    summary = json.loads((folder_of(config) / "summary.json").read_text())
-    assert summary["steps"] > steps
-    assert summary["stopped_by"] == f"trainer.{unit}={second}"
 
 
 def test_two_processes_train_like_one(tiny, tmp_path):
@@ -173,16 +216,23 @@ def run_script(arguments, environment):
 
 def test_a_time_limit_fixes_the_steps_once_and_the_schedule_follows_them(tiny):
     """Asserts nothing about the clock: however fast the machine is, the plan it led to was kept to."""
-    config = tiny(trainer={"max_steps": None, "max_time": "3s", "val_every": 1000, "save_every": 1000})
+    trainer = {"max_steps": None, "max_time": "3s", "val_every": 1000, "save_every": 1000}
+    masking = MaskingConfig(mask_rate=0.5, final_mask_rate=0.1)
+    config = tiny(trainer=trainer | {"global_batch_size": 32}, masking=masking)
     pretrain(config)
     summary = json.loads((folder_of(config) / "summary.json").read_text())
     assert summary["stopped_by"] == "trainer.max_time=3s"
     checkpoint = find_checkpoint(folder_of(config) / "checkpoints")
-    planned = checkpoint.content["progress"]["planned_steps"] or UNPLANNED_STEPS
+    progress = checkpoint.content["progress"]
+    planned = progress["planned_steps"] or UNPLANNED_STEPS
     assert checkpoint.step == summary["steps"] <= planned
     factors = [learning_rate_factor(config.schedule, step, planned) for step in range(planned)]
     last = slice(summary["steps"] - 3, summary["steps"])
     assert column(config, "optim/lr")[last] == pytest.approx([5e-3 * factor for factor in factors[last]])
+    facts = progress["planned_steps"], progress["mask_rate_from"]
+    assert column(config, "masking/rate") == pytest.approx(
+        [mask_rate_at(masking, step, *facts) for step in range(summary["steps"])], abs=0.05
+    )
 
 
 def test_the_first_bound_wins_and_is_named(tiny):
@@ -203,26 +253,6 @@ def test_a_model_folder_can_be_trained_on(tiny):
     assert ends[1]["loss_first"] == pytest.approx(ends[0]["val_loss"], abs=1e-4)
     files = [(folder_of(config) / "model" / "tokenizer.json").read_bytes() for config in (first, second)]
     assert files[0] == files[1]
-
-
-@pytest.mark.parametrize("max_steps", [8, 5])
-def test_a_step_that_is_reached_already_changes_nothing(tiny, caplog, max_steps):
-    config = tiny()
-    pretrain(config)
-    asked = replace(config, resume=True, trainer=replace(config.trainer, max_steps=max_steps))
-    before = {path: path.read_bytes() for path in folder_of(config).rglob("*") if path.is_file()}
-    with caplog.at_level("INFO"):
-        assert pretrain(asked) == 0
-    assert f"nothing to do: step 8 was reached, and with it trainer.max_steps={max_steps}" in caplog.text
-    assert {path: path.read_bytes() for path in folder_of(config).rglob("*") if path.is_file()} == before
-
-
-def test_a_longer_run_goes_on_with_the_schedule_of_its_new_length(tiny):
-    config = tiny(schedule=ScheduleConfig(name="linear", warmup_steps=0))
-    pretrain(config)
-    pretrain(replace(config, resume=True, trainer=replace(config.trainer, max_steps=16)))
-    assert column(config, "optim/lr")[8:] == pytest.approx([5e-3 * (16 - step) / 16 for step in range(8, 16)])
-    assert [int(row["step"]) for row in metrics(config)] == list(range(17))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 The signals and kills are real. What has to die does so in a forked process, which shares the imports.
 """
 
+import json
 import os
 import random
 import resource
@@ -16,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_files import assert_equal_weights, column, folder_of, weights
+from run_files import assert_equal_weights, column, folder_of, metrics, weights
 
 from mlm.config.parse import save_config
 from mlm.config.training import ScheduleConfig
@@ -187,6 +188,40 @@ def test_another_micro_batch_goes_on_with_the_next_global_batch(tiny):
     assert column(config, "tokens") == column(whole, "tokens")
     assert column(config, "train/loss") == pytest.approx(column(whole, "train/loss"), abs=1e-5)
     assert_equal_weights(weights(config), weights(whole), atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("unit", ["max_tokens", "max_time"])
+def test_a_run_with_another_bound_than_steps_can_be_made_longer(tiny, unit):
+    first, second = {"max_tokens": (1000, 2000), "max_time": ("1s", "2s")}[unit]
+    config = tiny(trainer={"max_steps": None, unit: first}, schedule=ScheduleConfig("constant"))
+    pretrain(config)
+    steps = json.loads((folder_of(config) / "summary.json").read_text())["steps"]
+    assert pretrain(replace(config, resume=True)) == 0  # the same bound: nothing to do
+    assert json.loads((folder_of(config) / "summary.json").read_text())["steps"] == steps
+    pretrain(replace(config, resume=True, trainer=replace(config.trainer, **{unit: second})))
+    summary = json.loads((folder_of(config) / "summary.json").read_text())
+    assert summary["steps"] > steps
+    assert summary["stopped_by"] == f"trainer.{unit}={second}"
+
+
+@pytest.mark.parametrize("max_steps", [8, 5])
+def test_a_step_that_is_reached_already_changes_nothing(tiny, caplog, max_steps):
+    config = tiny()
+    pretrain(config)
+    asked = replace(config, resume=True, trainer=replace(config.trainer, max_steps=max_steps))
+    before = {path: path.read_bytes() for path in folder_of(config).rglob("*") if path.is_file()}
+    with caplog.at_level("INFO"):
+        assert pretrain(asked) == 0
+    assert f"nothing to do: step 8 was reached, and with it trainer.max_steps={max_steps}" in caplog.text
+    assert {path: path.read_bytes() for path in folder_of(config).rglob("*") if path.is_file()} == before
+
+
+def test_a_longer_run_goes_on_with_the_schedule_of_its_new_length(tiny):
+    config = tiny(schedule=ScheduleConfig(name="linear", warmup_steps=0))
+    pretrain(config)
+    pretrain(replace(config, resume=True, trainer=replace(config.trainer, max_steps=16)))
+    assert column(config, "optim/lr")[8:] == pytest.approx([5e-3 * (16 - step) / 16 for step in range(8, 16)])
+    assert [int(row["step"]) for row in metrics(config)] == list(range(17))
 
 
 @pytest.mark.slow
