@@ -149,12 +149,11 @@ class PretrainModule(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the counters; refuse a checkpoint of another model, tokenizer or corpus."""
-        for name, mine in self.identity.items():
-            theirs = checkpoint.get("identity", {}).get(name)
-            if theirs != mine:
-                raise InputError(
-                    f"cannot resume: {name} is {mine}, but the checkpoint was trained with {theirs}"
-                )
+        theirs = checkpoint.get("identity", {})
+        differing = [name for name, mine in self.identity.items() if theirs.get(name) != mine]
+        if differing:
+            texts = (f"{name} is {self.identity[name]}, not {theirs.get(name)}" for name in differing)
+            raise InputError(f"cannot resume with something else than the checkpoint: {'; '.join(texts)}")
         for name, value in checkpoint["progress"].items():
             setattr(self.progress, name, value)
         if self.progress.planned_for != self.config.trainer.bounds:
@@ -331,9 +330,9 @@ def identity_of(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> dict
     """Return what two runs must share for one to go on with the other's checkpoint, in plain values."""
     rows = ("seq_len", "packing", "validation_fraction", "max_validation_tokens", "deduplicate")
     return {
+        "tokenizer": tokenizer_digest(corpus.tokenizer),  # first: with another one the store differs too
         "corpus": corpus.store.folder.name,
         "weights": [[part.num_rows, part.per_block] for part in corpus.train.parts] or None,
-        "tokenizer": tokenizer_digest(corpus.tokenizer),
         "seed": config.seed,
         "optimizer.name": config.optimizer.name,
         **{f"data.{name}": getattr(config.data, name) for name in rows},

@@ -1,6 +1,7 @@
 """A new run that starts where another one stands; the oracle is the same run made longer."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,14 @@ LEARNED = {"position_embedding": "learned"}
 
 def parse(*words):
     return parse_config(PretrainConfig, list(words), prog="train.py")
+
+
+class Code:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
 
 
 @pytest.fixture
@@ -130,6 +139,12 @@ def test_what_is_no_run_and_no_checkpoint_is_refused(stable, capsys, tmp_path):
     with pytest.raises(SystemExit, match="2"):
         branch_off(config, start="stabel")
     assert "branch=stabel is neither a run nor a checkpoint: did you mean stable?" in capsys.readouterr().err
+    mark = tmp_path / "mark"
+    harm = folder_of(config) / "checkpoints" / "harm.ckpt"
+    torch.save({"x": Code(mark)}, harm)
+    with pytest.raises(InputError, match=r"harm.ckpt is no whole checkpoint.*Weights only load failed"):
+        pretrain(branch_off(config, start=str(harm)))
+    assert not mark.exists()
     junk = folder_of(config) / "checkpoints" / "junk.ckpt"
     torch.save({"x": 1}, junk)
     with pytest.raises(InputError, match=r"junk.ckpt is no whole checkpoint of ours: it has no state_dict"):

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from run_files import assert_equal_weights, column, folder_of, metrics, weights
 
 from mlm.config.parse import save_config
@@ -53,10 +54,22 @@ def at_pass(number, act, training=True):
     return hook
 
 
+def tensors_in(tree):
+    """Return the tensors in nested lists and dictionaries, in their order."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else []
+    return [tensor for value in values for tensor in tensors_in(value)]
+
+
 def assert_same_run(config, whole):
     for name in ("step", "tokens", "train/loss", "optim/lr", "optim/grad_norm", "val/loss"):
         assert column(config, name) == column(whole, name), name
     assert_equal_weights(weights(config), weights(whole))
+    ends = [find_checkpoint(folder_of(one) / "checkpoints").content for one in (config, whole)]
+    states = [tensors_in(end["optimizer_states"]) for end in ends]
+    assert len(states[0]) > 10
+    assert all(map(torch.equal, *states))
     assert not list((folder_of(config) / "checkpoints").glob(".*"))
 
 
