@@ -207,6 +207,30 @@ class PlanConfig(PretrainConfig):
 
 
 @dataclass
+class InspectConfig(PretrainConfig):
+    """Show a training batch as text, with the predicted tokens marked; nothing is trained.
+
+    Example: mlm inspect --config bert-mini --data.sources my_texts/ --masking.strategy span --step 100
+    """
+
+    shipped_kind: ClassVar[str] = "pretrain"
+    """Sub-folder of the shipped files that `--config` searches."""
+
+    step: int = 0
+    """The optimizer step whose batch is shown."""
+    rows: int = 3
+    """How many of its rows."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("step", "rows"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "must be at least 0")
+
+    def check_run(self) -> None:
+        """Accept any run folder: none is made."""
+
+
+@dataclass
 class EvaluateConfig:
     """Measure a masked language model on any text."""
 

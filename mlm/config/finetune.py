@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 
 from mlm.config.errors import InputError, require
 from mlm.config.experiment import RunConfig, check_model_folder
+from mlm.config.model import Pooling
 from mlm.config.training import LoggingConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
 
 LabelType = Literal["classification", "regression"]
@@ -113,8 +114,8 @@ class LabelledConfig:
 class HeadConfig:
     """What is put on the encoder."""
 
-    pooling: Literal["cls", "mean"] = "cls"
-    """A text is the vector of its first token, or the mean over its tokens."""
+    pooling: Pooling | None = None
+    """What stands for a text, as model.pooling; null: as the model has it."""
     dropout: float = 0.1
     """Dropout before the classifier, in [0, 1)."""
 

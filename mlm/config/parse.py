@@ -61,12 +61,28 @@ def parse_config(
         if issubclass(cls, RunConfig):
             stored, settled = _resumed_keys(cls, given | flags, keys)
             given, flags = stored | given, flags | settled
-        config: C = _build(cls, _typed_values(given | flags, keys))
-        if isinstance(config, RunConfig):
-            config.choose_name(files[-1].stem if files else config.default_stem)
-        if hasattr(config, "check_files"):
-            config.check_files()
+        given |= flags
+        values = _typed_values(given, keys)
+        with _located(given):
+            config: C = _build(cls, values)
+            if isinstance(config, RunConfig):
+                config.choose_name(files[-1].stem if files else config.default_stem)
+            if hasattr(config, "check_files"):
+                config.check_files()
     return config
+
+
+@contextmanager
+def _located(given: dict[str, Given]) -> Iterator[None]:
+    """Put file and line before a mistake in the value of a key that stands in a file."""
+    try:
+        yield
+    except InputError as error:
+        key = re.match(r"[\w.]*", str(error))
+        found = given.get(key[0]) if key else None
+        if found is None or found.source == "flags":
+            raise
+        raise InputError(f"{found.where.removesuffix(key[0] if key else '')}{error}") from None
 
 
 @contextmanager

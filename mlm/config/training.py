@@ -48,8 +48,8 @@ class OptimizerConfig:
 class ScheduleConfig:
     """Learning rate over the optimizer steps."""
 
-    name: Literal["linear", "cosine", "wsd", "constant"] = "wsd"
-    """After the warm-up; wsd: constant, then decay."""
+    name: Literal["linear", "cosine", "wsd", "constant", "decay"] = "wsd"
+    """After the warm-up; wsd: constant, then decay; decay: that alone, without warm-up."""
     warmup_steps: int | None = None
     """Steps of linear warm-up; null: warmup_fraction of the run."""
     warmup_fraction: float = 0.05
@@ -60,6 +60,8 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         steps = self.warmup_steps
         require(steps is None or steps >= 0, "schedule.warmup_steps", steps, "must be at least 0, or null")
+        hint = "does not go with schedule.name=decay, which starts at the peak; leave it out"
+        require(self.name != "decay" or not steps, "schedule.warmup_steps", steps, hint)
         warmup, decay = self.warmup_fraction, self.decay_fraction
         require(0 <= warmup < 1, "schedule.warmup_fraction", warmup, "must lie in [0, 1)")
         require(0 < decay <= 1, "schedule.decay_fraction", decay, "must lie in (0, 1]")
@@ -100,15 +102,22 @@ class TrainerConfig:
     val_every: int = 100
     """Optimizer steps between validations."""
     save_every: int = 100
-    """Optimizer steps between checkpoints."""
+    """Optimizer steps between checkpoints; the newest two are kept."""
+    keep_best: int = 0
+    """Checkpoints kept for their validation loss, the lowest."""
+    keep_every: int | None = None
+    """Optimizer steps between checkpoints that are kept for ever; null: none."""
+    max_skipped_steps: int = 10
+    """Steps in a row without a finite gradient (they change nothing) that end the run."""
 
     def __post_init__(self) -> None:
-        for name in ("global_batch_size", "val_every", "save_every"):
+        for name in ("global_batch_size", "val_every", "save_every", "max_skipped_steps"):
             value = getattr(self, name)
             require(value > 0, f"trainer.{name}", value, "must be at least 1")
-        for name in ("max_steps", "max_tokens", "micro_batch_size"):
+        for name in ("max_steps", "max_tokens", "micro_batch_size", "keep_every"):
             value = getattr(self, name)
             require(value is None or value > 0, f"trainer.{name}", value, "must be at least 1, or null")
+        require(self.keep_best >= 0, "trainer.keep_best", self.keep_best, "must be at least 0")
         devices, num_nodes = self.devices, self.num_nodes
         for name, count in (("devices", devices), ("num_nodes", num_nodes)):
             require(count == "auto" or count > 0, f"trainer.{name}", count, "must be at least 1, or auto")
@@ -152,6 +161,11 @@ class TrainerConfig:
                 f"{world_size} device(s); try {near} or {near + unit}"
             )
         return self.global_batch_size // unit if self.micro_batch_size else 1
+
+    @property
+    def bounds(self) -> tuple[int | str | None, ...]:
+        """All that may end the run."""
+        return self.max_steps, self.max_tokens, self.max_time
 
     @property
     def max_seconds(self) -> float | None:

@@ -30,11 +30,19 @@ from mlm.data.docs_task import read_docs_task
 from mlm.data.examples import EncodedExamples, EpochSampler, LabelledBatch, encode_examples
 from mlm.data.labelled import LabelledTask, label_counts, read_task
 from mlm.evaluation.metrics import confusion_matrix, task_metrics
-from mlm.evaluation.predict import classify, max_length, predict_logits, tell_truncated, write_predictions
+from mlm.evaluation.predict import (
+    arguments,
+    classify,
+    max_length,
+    predict_logits,
+    tell_truncated,
+    write_predictions,
+)
 from mlm.hub.card import model_card
 from mlm.hub.download import model_folder
 from mlm.hub.families import architecture_of
 from mlm.hub.pretrained import load_classifier, save_pretrained
+from mlm.hub.tokenizer_config import longest_row
 from mlm.model.attention import fused_blocks
 from mlm.model.heads import SequenceClassifier
 from mlm.model.loss import mean_loss
@@ -51,6 +59,8 @@ from mlm.training.trainer import build_trainer
 
 WIDE, HIGH_RATE = 512, 1e-4
 """From this width on, a learning rate above this one is warned of."""
+CHECKED_EXAMPLES = 4
+"""Examples on which the saved model is compared with the trained one."""
 MAX_SHOWN_CLASSES = 20
 """With more classes, the table by class stays in summary.json."""
 
@@ -182,8 +192,8 @@ def describe(task: LabelledTask) -> None:
 def build_model(config: FinetuneConfig, task: LabelledTask) -> SequenceClassifier:
     """Load the encoder and put a head for the task on it; the seed decides what is new in it."""
     torch.manual_seed(config.seed)
-    head = ClassifierConfig(task.labels, task.label_type, config.head.pooling, config.head.dropout)
-    model = load_classifier(str(config.model), head)
+    head = ClassifierConfig(task.labels, task.label_type, config.head.dropout)
+    model = load_classifier(str(config.model), head, config.head.pooling)
     width, rate = model.config.hidden_size, config.optimizer.lr
     if width >= WIDE and rate > HIGH_RATE:
         log.warning("optimizer.lr=%g is high for an encoder of width %d; 2e-5 to 8e-5 are usual", rate, width)
@@ -257,8 +267,16 @@ def finish(config: FinetuneConfig, folder: Path, prepared: Prepared, kept: Epoch
     facts = {name: summary[name] for name in ("task", "seed", "num_train_examples", "epoch", "val_loss")}
     architecture = architecture_of(model.config, model.classifier_config)
     card = model_card(str(folder / "model"), model.config, facts | kept.metrics, architecture, task.labels)
-    length = config.data.max_length or model.config.max_position_embeddings or prepared.max_length
-    save_pretrained(folder / "model", model, prepared.tokenizer, model_max_length=length, card=card)
+    start, checked = str(config.model), np.arange(min(len(prepared.validation), CHECKED_EXAMPLES))
+    save_pretrained(
+        folder / "model",
+        model,
+        prepared.tokenizer,
+        model_max_length=config.data.max_length or longest_row(start, model.config) or prepared.max_length,
+        card=card,
+        rows=arguments(model, prepared.validation[checked]),
+        start=start,
+    )
     write_summary(folder / "summary.json", summary)
     print(closing_message(config, folder, summary))
     if task.label_type == "classification":

@@ -75,6 +75,12 @@ def _make(runs_dir: Path, config: RunConfig) -> Path:
     raise InputError(f"the run folder {runs_dir / first} exists; take another --name, or go on with --resume")
 
 
+def resume_command(config: RunConfig) -> str:
+    """Return what to type to go on with a run."""
+    place = "" if config.runs_dir == RunConfig.runs_dir else f" --runs_dir {config.runs_dir}"
+    return f"python train.py --resume --name {config.name}{place}"
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     lock = FileLock(folder / ".lock")
