@@ -120,7 +120,8 @@ class RunConfig:
         self.name = self.name or os.environ.get(RUN_NAME)
         if self.name is None and not self.resume:
             launch = launched()
-            alone = is_first_process() and (launch is None or launch.world_size == 1)
+            number = launch.world_size if launch else int(os.environ.get("WORLD_SIZE", 1))
+            alone = is_first_process() and number == 1
             require(
                 alone, "name", "null", f"cannot be agreed on by several processes; give --name or ${RUN_NAME}"
             )
@@ -184,6 +185,11 @@ class PretrainConfig(RunConfig):
             raise InputError(
                 f"data.seq_len={self.data.seq_len} is longer than model.max_position_embeddings={positions}; "
                 f"set data.seq_len to at most {positions}, or model.max_position_embeddings to null"
+            )
+        if self.trainer.strategy == "fsdp2" and self.optimizer.name == "muon":
+            raise InputError(
+                "optimizer.name=muon needs whole matrices, which trainer.strategy=fsdp2 divides among the devices; "
+                "take optimizer.name=adamw, or trainer.strategy=ddp"
             )
         warmup, steps = self.schedule.warmup_steps, self.trainer.max_steps
         if warmup is not None and steps is not None and warmup > steps:

@@ -89,14 +89,16 @@ class TrainerConfig:
     """Devices a node; auto: as launched, else all accelerators or one CPU process."""
     num_nodes: int | Literal["auto"] = "auto"
     """Machines; auto: as launched by torchrun or srun, else 1."""
-    strategy: Literal["auto", "ddp"] = "auto"
-    """How devices share the work; auto: ddp where there are several."""
+    strategy: Literal["auto", "ddp", "fsdp2"] = "auto"
+    """ddp: all hold the model; fsdp2: each a share (AdamW only); auto: ddp if several."""
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
     """Arithmetic; auto: bf16-mixed where the hardware has it, else 32-true."""
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
     """Kind of device; auto: the best one there is."""
     compile: bool = False
     """Compile the model; pays off on a GPU, hardly on a CPU."""
+    gradient_checkpointing: bool = False
+    """Keep less for the backward pass and compute it again: less memory, more time."""
     val_every: int = 100
     """Optimizer steps between validations."""
     save_every: int = 100

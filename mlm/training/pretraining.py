@@ -229,6 +229,7 @@ def prepare(config: PretrainConfig) -> tuple[Corpus, MaskedLM]:
         torch.manual_seed(config.seed)
         model = MaskedLM(resolved)
     rule_out_unused_ids(model, size)
+    model.encoder.gradient_checkpointing = config.trainer.gradient_checkpointing
     if config.trainer.compile:
         model.compile()
     return corpus, model
