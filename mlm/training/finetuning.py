@@ -48,7 +48,7 @@ from mlm.model.heads import SequenceClassifier
 from mlm.model.loss import mean_loss
 from mlm.optim.optimizer import build_optimizer, set_learning_rate
 from mlm.optim.schedule import learning_rate_factor, warmup_steps
-from mlm.tokenizer import load_tokenizer
+from mlm.tokenizer import load_tokenizer, num_ids
 from mlm.training.callbacks import GracefulStop, Progress
 from mlm.training.epochs import Epoch, EpochTable, EpochValidation, Stopwatch
 from mlm.training.pretraining import rescale_and_clip
@@ -162,7 +162,7 @@ def prepare(config: FinetuneConfig) -> Prepared:
     assert config.model, "the command line has chosen a model"
     tokenizer = load_tokenizer(model_folder(config.model))
     model = build_model(config, task)
-    model.config.check_fit(tokenizer.get_vocab_size(), seq_len=1)
+    model.config.check_fit(num_ids(tokenizer), seq_len=1)
     longest = max_length(model.config, config.data.max_length, "data.max_length")
     parts = {"training": task.train, "validation": task.validation} | (
         {"test": task.test} if task.test else {}
