@@ -188,7 +188,10 @@ def test_a_warmup_longer_than_the_run_is_refused(tiny):
 @pytest.mark.parametrize("unit", ["max_tokens", "max_time"])
 def test_a_run_with_another_bound_than_steps_can_be_made_longer(tiny, unit):
     first, second = {"max_tokens": (1000, 2000), "max_time": ("1s", "2s")}[unit]
-    config = tiny(trainer={"max_steps": None, unit: first}, schedule=ScheduleConfig("constant"))
+    masking = MaskingConfig(mask_rate=0.5, final_mask_rate=0.1)
+    config = tiny(
+        trainer={"max_steps": None, unit: first}, schedule=ScheduleConfig("constant"), masking=masking
+    )
     pretrain(config)
     steps = json.loads((folder_of(config) / "summary.json").read_text())["steps"]
     assert pretrain(replace(config, resume=True)) == 0  # the same bound: nothing to do
@@ -197,6 +200,9 @@ def test_a_run_with_another_bound_than_steps_can_be_made_longer(tiny, unit):
     summary = json.loads((folder_of(config) / "summary.json").read_text())
     assert summary["steps"] > steps
     assert summary["stopped_by"] == f"trainer.{unit}={second}"
+    if unit == "max_tokens":  # the mask rate goes on with the line of the new length
+        line = [mask_rate_at(masking, step, 0, summary["steps"]) for step in range(steps, summary["steps"])]
+        assert column(config, "masking/rate")[steps:] == pytest.approx(line, abs=0.06)
 
 
 def test_two_processes_train_like_one(tiny, tmp_path):
@@ -254,7 +260,7 @@ def test_a_time_limit_fixes_the_steps_once_and_the_schedule_follows_them(tiny):
     factors = [learning_rate_factor(config.schedule, step, planned) for step in range(planned)]
     last = slice(summary["steps"] - 3, summary["steps"])
     assert column(config, "optim/lr")[last] == pytest.approx([5e-3 * factor for factor in factors[last]])
-    facts = progress["planned_steps"], progress["mask_rate_from"]
+    facts = progress["mask_rate_steps"] or (0, None)
     assert column(config, "masking/rate") == pytest.approx(
         [mask_rate_at(masking, step, *facts) for step in range(summary["steps"])], abs=0.05
     )
