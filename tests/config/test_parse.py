@@ -295,6 +295,18 @@ def test_required_keys_are_named(capsys):
     assert message.startswith("--text is missing")
 
 
+def test_resume_auto_starts_a_run_or_goes_on_with_it(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    first = parse("--name", "mine", "--resume", "auto", "--seed", "3")
+    assert (first.resume, first.seed) == (False, 3)
+    Path("runs/mine").mkdir(parents=True)
+    save_config(first, "runs/mine/config.yaml")
+    again = parse("--name", "mine", "--resume", "auto")
+    assert (again.resume, again.seed) == (True, 3)
+    monkeypatch.delenv("MLM_RUN_NAME")
+    assert "needs a --name" in refusal(capsys, "--resume", "auto")
+
+
 def test_existing_run_is_refused_unless_resumed(capsys, tmp_path):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     assert "--resume" in refusal(capsys, "--name", "mine")
