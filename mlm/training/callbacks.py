@@ -57,8 +57,8 @@ class Progress:
     """Seconds of training, over all resumes, validation included."""
     planned_steps: int | None = None
     """Length of the run in optimizer steps; None until a time-limited run has measured its throughput."""
-    mask_rate_from: int = 0
-    """Step from which on the mask rate moves: no batch of it was drawn before the length was known."""
+    mask_rate_steps: tuple[int, int] | None = None
+    """Between which steps the mask rate moves: from the first whose batch nobody drew before the plan."""
     planned_for: tuple[int | str | None, ...] = ()
     """The bounds that this length follows from."""
     first: dict[str, float] | None = None
@@ -202,7 +202,8 @@ class Budget(StepCallback):
         self._first = (done, elapsed_s)
         self.progress.planned_for = self.config.bounds
         if self.config.max_seconds is None:
-            self.progress.planned_steps, self.progress.mask_rate_from = math.ceil(self.allowed_steps), 0
+            self.progress.planned_steps = math.ceil(self.allowed_steps)
+            self.progress.mask_rate_steps = 0, self.progress.planned_steps
         elif self.progress.planned_steps is None and done >= PLANNING_STEPS.stop:
             self._fix(done, elapsed_s / done, self.config.max_seconds * PLANNED_SHARE - elapsed_s)
 
@@ -237,12 +238,14 @@ class Budget(StepCallback):
         if done >= PLANNING_STEPS.stop and window_s >= PLANNING_TIME * limit:
             step_s = window_s / (done - first_step) + self.progress.validation_s / self.config.val_every
             left_s = limit * PLANNED_SHARE - self.progress.elapsed_s - self.progress.validation_s
+            self.progress.mask_rate_steps = None
             self._fix(done, step_s, left_s)
-            self.progress.mask_rate_from = done + self.drawn_ahead
 
     def _fix(self, done: int, step_s: float, left_s: float) -> None:
         planned = max(int(min(done + left_s / step_s, self.allowed_steps)), done + 1)
         self.progress.planned_steps = planned
+        first, _ = self.progress.mask_rate_steps or (done + self.drawn_ahead, planned)
+        self.progress.mask_rate_steps = first, planned
         log.info("%s allows %s steps", self.config.max_time, f"{planned:,}")
         if excess := self._excess_of_warmup(planned):
             log.warning("%s", excess)

@@ -20,8 +20,10 @@ import pytest
 import torch
 from run_files import assert_equal_weights, column, folder_of, metrics, weights
 
+from mlm.config.data import MaskingConfig
 from mlm.config.parse import save_config
 from mlm.config.training import ScheduleConfig
+from mlm.masking import mask_rate_at
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.pretraining import prepare, pretrain, train
 from mlm.training.run_folder import run_folder
@@ -206,7 +208,10 @@ def test_another_micro_batch_goes_on_with_the_next_global_batch(tiny):
 @pytest.mark.parametrize("unit", ["max_tokens", "max_time"])
 def test_a_run_with_another_bound_than_steps_can_be_made_longer(tiny, unit):
     first, second = {"max_tokens": (1000, 2000), "max_time": ("1s", "2s")}[unit]
-    config = tiny(trainer={"max_steps": None, unit: first}, schedule=ScheduleConfig("constant"))
+    masking = MaskingConfig(mask_rate=0.5, final_mask_rate=0.1)
+    config = tiny(
+        trainer={"max_steps": None, unit: first}, schedule=ScheduleConfig("constant"), masking=masking
+    )
     pretrain(config)
     steps = json.loads((folder_of(config) / "summary.json").read_text())["steps"]
     assert pretrain(replace(config, resume=True)) == 0  # the same bound: nothing to do
@@ -215,6 +220,9 @@ def test_a_run_with_another_bound_than_steps_can_be_made_longer(tiny, unit):
     summary = json.loads((folder_of(config) / "summary.json").read_text())
     assert summary["steps"] > steps
     assert summary["stopped_by"] == f"trainer.{unit}={second}"
+    if unit == "max_tokens":  # the mask rate goes on with the line of the new length
+        line = [mask_rate_at(masking, step, 0, summary["steps"]) for step in range(steps, summary["steps"])]
+        assert column(config, "masking/rate")[steps:] == pytest.approx(line, abs=0.06)
 
 
 @pytest.mark.parametrize("max_steps", [8, 5])
