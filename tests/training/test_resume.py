@@ -8,19 +8,17 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
 import traceback
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from launching import run_ranks
 from run_files import assert_equal_weights, column, folder_of, metrics, weights
 
-from mlm.config.parse import save_config
 from mlm.config.training import ScheduleConfig
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.pretraining import prepare, pretrain, train
@@ -238,21 +236,28 @@ def test_a_longer_run_goes_on_with_the_schedule_of_its_new_length(tiny):
 
 
 @pytest.mark.slow
-def test_another_number_of_processes_goes_on_with_the_next_global_batch(tiny, tmp_path):
+def test_another_number_of_processes_goes_on_with_the_next_global_batch(tiny):
     """Two processes for the first half, one for the second."""
     constant = {"schedule": ScheduleConfig("constant")}
     whole, config = (tiny(name=name, trainer={"max_steps": 8}, **constant) for name in ("whole", "run"))
     pretrain(whole)
     half = replace(config, trainer=replace(config.trainer, max_steps=4, devices=2))
-    save_config(half, tmp_path / "half.yaml")
-    script = Path(__file__).parents[2] / "train.py"
-    words = [sys.executable, str(script), "--config", str(tmp_path / "half.yaml")]
-    subprocess.run(words, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=170)
+    run_ranks(half, timeout=120)
     pretrain(replace(config, resume=True))
     for name in ("step", "tokens"):
         assert column(config, name) == column(whole, name)
     assert column(config, "train/loss") == pytest.approx(column(whole, "train/loss"), abs=1e-5)
     assert_equal_weights(weights(config), weights(whole), atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_processes_with_a_time_limit_plan_and_stop_together(tiny):
+    """Each has a clock of its own; one that stopped a step later would wait for ever."""
+    limited = {"max_steps": None, "max_time": "2s", "val_every": 1000, "save_every": 1000, "devices": 2}
+    config = tiny(trainer=limited)
+    run_ranks(config, timeout=120)
+    progress = find_checkpoint(folder_of(config) / "checkpoints").content["progress"]
+    assert len(column(config, "step")) - 1 <= progress["planned_steps"]
 
 
 @pytest.mark.slow
