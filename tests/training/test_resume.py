@@ -175,19 +175,13 @@ def test_half_a_row_of_the_table_is_left_out(tiny):
 
 
 def test_with_a_time_limit(tiny):
-    """The plan is made once; at a constant rate the run is the one of as many steps without a limit."""
-    constant = ScheduleConfig("constant", warmup_steps=0)
-    limited = {"max_steps": None, "max_time": "3s", "save_every": 1000, "val_every": 1000}
-    config = tiny(trainer=limited, schedule=constant, model=DROPOUT)
-    stop = at_pass(20, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert train_with(config, stop) == 128 + signal.SIGTERM
-    before = find_checkpoint(folder_of(config) / "checkpoints").content["progress"]
-    assert pretrain(replace(config, resume=True)) == 0
-    end = find_checkpoint(folder_of(config) / "checkpoints")
-    assert before["planned_steps"] in (None, end.content["progress"]["planned_steps"])
-    bounded = {"max_steps": end.step, "save_every": 1000, "val_every": 1000}
-    whole = tiny(name="whole", trainer=bounded, schedule=constant, model=DROPOUT)
+    """One that is not reached, so that the clock decides nothing."""
+    trainer = {"max_steps": 30, "max_time": "1h", "val_every": 12}
+    whole, config = (tiny(name=name, trainer=trainer, model=DROPOUT) for name in ("whole", "run"))
     pretrain(whole)
+    stop = at_pass(17, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert train_with(config, stop) == 128 + signal.SIGTERM
+    assert pretrain(replace(config, resume=True)) == 0
     assert_same_run(config, whole)
 
 
@@ -201,18 +195,27 @@ def test_another_micro_batch_goes_on_with_the_next_global_batch(tiny):
     assert_equal_weights(weights(config), weights(whole), atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("unit", ["max_tokens", "max_time"])
-def test_a_run_with_another_bound_than_steps_can_be_made_longer(tiny, unit):
-    first, second = {"max_tokens": (1000, 2000), "max_time": ("1s", "2s")}[unit]
-    config = tiny(trainer={"max_steps": None, unit: first}, schedule=ScheduleConfig("constant"))
+@pytest.mark.parametrize(
+    ("first", "longer"),
+    [
+        ({"max_tokens": 1000}, lambda steps: {"max_tokens": 2000}),
+        ({"max_time": "1s"}, lambda steps: {"max_steps": steps + 3, "max_time": "1h"}),
+    ],
+    ids=["tokens", "time"],
+)
+def test_a_run_with_another_bound_than_steps_can_be_made_longer(tiny, first, longer):
+    config = tiny(trainer={"max_steps": None, **first}, model={"num_hidden_layers": 1})
     pretrain(config)
     steps = json.loads((folder_of(config) / "summary.json").read_text())["steps"]
     assert pretrain(replace(config, resume=True)) == 0  # the same bound: nothing to do
     assert json.loads((folder_of(config) / "summary.json").read_text())["steps"] == steps
-    pretrain(replace(config, resume=True, trainer=replace(config.trainer, **{unit: second})))
+    bounds = longer(steps)
+    pretrain(replace(config, resume=True, trainer=replace(config.trainer, **bounds)))
     summary = json.loads((folder_of(config) / "summary.json").read_text())
     assert summary["steps"] > steps
-    assert summary["stopped_by"] == f"trainer.{unit}={second}"
+    name, value = next(iter(bounds.items()))
+    assert summary["stopped_by"] == f"trainer.{name}={value}"
+    assert min(column(config, "optim/lr")[steps:]) > 0
 
 
 @pytest.mark.parametrize("max_steps", [8, 5])
