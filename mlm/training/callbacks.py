@@ -205,7 +205,7 @@ class Budget(StepCallback):
             self.progress.planned_steps = math.ceil(self.allowed_steps)
             self.progress.mask_rate_steps = 0, self.progress.planned_steps
         elif self.progress.planned_steps is None and done >= PLANNING_STEPS.stop:
-            self._fix(done, elapsed_s / done, self.config.max_seconds * PLANNED_SHARE - elapsed_s)
+            self._fix(trainer, elapsed_s / done, self.config.max_seconds * PLANNED_SHARE - elapsed_s)
 
     def _excess_of_warmup(self, planned: int) -> str | None:
         """Tell what is wrong if the warm-up is longer than the run."""
@@ -220,15 +220,23 @@ class Budget(StepCallback):
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Plan once the throughput is known; stop where a bound is reached."""
         done = trainer.global_step
+        self.progress.elapsed_s = self._agreed(trainer, self.clock.now())
         if self.progress.planned_steps is None:
-            self._plan(done)
-        self.clock.now()
+            self._plan(trainer)
         self.reason = bound_reached(self.config, self.progress, done)
         trainer.should_stop = trainer.should_stop or self.reason is not None
 
-    def _plan(self, done: int) -> None:
+    def _agreed(self, trainer: pl.Trainer, number: float) -> float:
+        """Return the largest of the ranks' numbers: with a time limit they must plan and stop alike."""
+        if trainer.world_size == 1 or self.config.max_seconds is None:
+            return number
+        wide = torch.float32 if trainer.strategy.root_device.type == "mps" else torch.float64
+        tensor = torch.tensor(number, dtype=wide, device=trainer.strategy.root_device)
+        return trainer.strategy.reduce(tensor, reduce_op="max").item()
+
+    def _plan(self, trainer: pl.Trainer) -> None:
         """Fix the number of steps from the steps of an early window; it is stored and never changes again."""
-        limit = self.config.max_seconds
+        done, limit = trainer.global_step, self.config.max_seconds
         assert limit is not None, "a run without a time limit is planned at its start"
         if done <= PLANNING_STEPS.start:
             self._first = (done, self.progress.elapsed_s)
@@ -239,10 +247,12 @@ class Budget(StepCallback):
             step_s = window_s / (done - first_step) + self.progress.validation_s / self.config.val_every
             left_s = limit * PLANNED_SHARE - self.progress.elapsed_s - self.progress.validation_s
             self.progress.mask_rate_steps = None
-            self._fix(done, step_s, left_s)
+            self._fix(trainer, step_s, left_s)
 
-    def _fix(self, done: int, step_s: float, left_s: float) -> None:
-        planned = max(int(min(done + left_s / step_s, self.allowed_steps)), done + 1)
+    def _fix(self, trainer: pl.Trainer, step_s: float, left_s: float) -> None:
+        done = trainer.global_step
+        affordable = self._agreed(trainer, done + left_s / step_s)
+        planned = max(int(min(affordable, self.allowed_steps)), done + 1)
         self.progress.planned_steps = planned
         first, _ = self.progress.mask_rate_steps or (done + self.drawn_ahead, planned)
         self.progress.mask_rate_steps = first, planned
