@@ -22,13 +22,15 @@ import torch
 from torch import Tensor
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig, is_first_process
+from mlm.config.experiment import PretrainConfig
+from mlm.config.launch import is_first_process
 from mlm.config.training import TrainerConfig
 from mlm.data.collate import Rows
 from mlm.data.sampler import TrainingSampler
 from mlm.evaluation.masked_lm import MaskedLMScores, score_batches
 from mlm.optim.schedule import warmup_steps
 from mlm.training.checkpoint import checkpoint_path, checkpoint_step
+from mlm.training.sharding import ShardedStrategy, keep_company
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +112,18 @@ class Clock(StepCallback):
         super().on_train_start(trainer, module)
         self.restart()
 
+    def on_load_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        """Count as if earlier steps had had as many passes as those to come.
+
+        Lightning ends a step where the number of all passes is a multiple of the passes a step: with another
+        number of devices or another micro-batch the first step would be cut short.
+        """
+        passes = checkpoint["global_step"] * trainer.accumulate_grad_batches
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        for counts in (progress["total"], progress["current"]):
+            shift = passes - counts["ready"]
+            counts.update({name: count + shift for name, count in counts.items()})
+
     def restart(self) -> None:
         """Let the time since the last reading pass uncounted."""
         self._start = time.monotonic() - self.progress.elapsed_s
@@ -157,8 +171,11 @@ class Validation(StepCallback):
 
     def _score(self, trainer: pl.Trainer, module: Any) -> dict[str, float]:
         module.eval()
+        batches = module.trainer.datamodule.val_dataloader()
         with trainer.precision_plugin.forward_context():
-            sums = score_batches(module.model, module.trainer.datamodule.val_dataloader(), module.device)
+            if isinstance(trainer.strategy, ShardedStrategy):
+                keep_company(module.model, len(batches), trainer.strategy)
+            sums = score_batches(module.model, batches, module.device)
         module.train()
         scores = MaskedLMScores.from_sums(trainer.strategy.reduce(sums, reduce_op="sum")).metrics()
         module.step_metrics |= {f"val/{name}": value for name, value in scores.items()}

@@ -8,12 +8,14 @@ import csv
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -175,3 +177,15 @@ def assert_equal_weights(a, b, **tolerance):
             torch.testing.assert_close(a[name], b[name], **tolerance)
         else:
             assert torch.equal(a[name], b[name]), name
+
+
+def stopped_at(step, whole, **changes):
+    """A run like one that was killed after the checkpoint of a step."""
+    config = replace(whole, **{"name": f"{whole.name}-stopped"} | changes)
+    shutil.copytree(folder_of(whole), folder_of(config))
+    for path in (folder_of(config) / "checkpoints").iterdir():
+        if path.name != f"step-{step:08d}.ckpt":
+            path.unlink()
+    (folder_of(config) / "summary.json").unlink()
+    shutil.rmtree(folder_of(config) / "model")
+    return config

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from run_files import assert_equal_weights, column, folder_of, metrics, weights

@@ -1,7 +1,6 @@
 """Several processes give the run that one process gives, whoever starts them."""
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -25,6 +24,7 @@ from launching import (
     run_ranks,
     started,
     started_ranks,
+    stopped_at,
     torchrun,
     weights,
 )
@@ -123,18 +123,6 @@ def test_muon_trains_alike(tiny):
     run_ranks(configs[1])
     for name in ("train/loss", "val/loss"):
         assert column(configs[1], name) == pytest.approx(column(configs[0], name), abs=1e-2)
-
-
-def stopped_at(step, whole, **changes):
-    """A run like one that was killed after the checkpoint of a step."""
-    config = replace(whole, name=f"{whole.name}-stopped", **changes)
-    shutil.copytree(folder_of(whole), folder_of(config))
-    for path in (folder_of(config) / "checkpoints").iterdir():
-        if path.name != f"step-{step:08d}.ckpt":
-            path.unlink()
-    (folder_of(config) / "summary.json").unlink()
-    shutil.rmtree(folder_of(config) / "model")
-    return config
 
 
 @pytest.mark.parametrize("optimizer", [None, MUON])
