@@ -310,7 +310,11 @@ def assemble(
         CheckpointSaver(folder / "checkpoints", config.trainer, progress, clock),
         ProgressBar(progress),
     ]
-    facts = {"corpus": {"sources": {source["path"]: source for source in corpus.sources}}}
+    facts = {
+        "corpus": {"sources": {source["path"]: source for source in corpus.sources}},
+        "store": corpus.store.folder.name,
+        "tokenizer_digest": tokenizer_digest(corpus.tokenizer),
+    }
     tracker = build_tracker(config, config.logging, folder, facts)
     return build_trainer(config.trainer, folder, callbacks, tracker), budget, stop
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from launching import assert_equal_weights, column, folder_of, run_ranks, stopped_at, weights
+from launching import run_ranks, stopped_at
+from run_files import assert_equal_weights, column, folder_of, weights
 
 from mlm.config.errors import InputError
 from mlm.config.training import OptimizerConfig
