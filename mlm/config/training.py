@@ -49,7 +49,7 @@ class ScheduleConfig:
     """Learning rate over the optimizer steps."""
 
     name: Literal["linear", "cosine", "wsd", "constant", "decay"] = "wsd"
-    """After the warm-up; wsd: constant, then decay; decay: that alone, without warm-up."""
+    """wsd: constant, then decay; decay: only that, no warm-up."""
     warmup_steps: int | None = None
     """Steps of linear warm-up; null: warmup_fraction of the run."""
     warmup_fraction: float = 0.05
@@ -106,9 +106,9 @@ class TrainerConfig:
     keep_best: int = 0
     """Checkpoints kept for their validation loss, the lowest."""
     keep_every: int | None = None
-    """Optimizer steps between checkpoints that are kept for ever; null: none."""
+    """Optimizer steps between checkpoints kept for ever; null: none."""
     max_skipped_steps: int = 10
-    """Steps in a row without a finite gradient (they change nothing) that end the run."""
+    """Steps in a row that end the run if their gradients are not finite."""
 
     def __post_init__(self) -> None:
         for name in ("global_batch_size", "val_every", "save_every", "max_skipped_steps"):

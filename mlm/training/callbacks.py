@@ -357,7 +357,7 @@ def save_failure(trainer: pl.Trainer) -> OSError | None:
 
 
 class GracefulStop(StepCallback):
-    """On SIGTERM or SIGINT, ends the run after the current step; the saver then keeps it.
+    """On SIGTERM, SIGINT or SIGUSR1, ends the run after the current step; the saver then keeps it.
 
     Installed when training starts, after Lightning's own handlers, which would save nothing.
     """
@@ -367,13 +367,13 @@ class GracefulStop(StepCallback):
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Install the handlers."""
         super().on_train_start(trainer, module)
-        numbers = (signal.SIGTERM, signal.SIGINT)
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
         self._previous = {number: signal.signal(number, self._note) for number in numbers}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:  # asked twice: the user does not want to wait
+        if self.signal is not None and number == signal.SIGINT:  # asked twice: the user does not want to wait
             os._exit(128 + number)
-        self.signal = number
+        self.signal = self.signal or number  # a scheduler and a launcher may both pass on the same stop
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Stop all ranks together as soon as one was signalled."""

@@ -8,7 +8,6 @@ import netrc
 import os
 import secrets
 import socket
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -286,7 +285,7 @@ def build_tracker(
         "id": kept.read_text().strip(),
         "name": config.name,
         "project": tracking.project,
-        "config": {**to_plain(config), **(facts or {}), "git_commit": git_commit()},
+        "config": {**to_plain(config), **(facts or {})},
         "settings": wandb.Settings(
             init_timeout=INIT_TIMEOUT_S, finish_timeout=FINISH_TIMEOUT_S, silent=True, console="off"
         ),
@@ -303,13 +302,3 @@ def build_tracker(
         run.define_metric(axis)
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(experiment=run)
-
-
-def git_commit() -> str | None:
-    """Return the commit of the code that runs; None: it is not in a git repository, or there is no git."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None

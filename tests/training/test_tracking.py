@@ -87,7 +87,7 @@ def assert_tracked_once(config, steps, parts):
         assert {"trainer/global_step", "tokens", "hours"} <= set(axes)
         assert settings["trainer"]["save_every"] == config.trainer.save_every
         assert settings["tokenizer_digest"]
-        assert settings["store"]
+        assert settings["token_store"]
         assert "git_commit" in settings
 
 
