@@ -188,7 +188,7 @@ class PretrainConfig(RunConfig):
             )
         if self.trainer.strategy == "fsdp2" and self.optimizer.name == "muon":
             raise InputError(
-                "optimizer.name=muon needs whole matrices, which trainer.strategy=fsdp2 divides among the devices; "
+                "optimizer.name=muon needs whole matrices, which trainer.strategy=fsdp2 divides; "
                 "take optimizer.name=adamw, or trainer.strategy=ddp"
             )
         warmup, steps = self.schedule.warmup_steps, self.trainer.max_steps

@@ -30,6 +30,7 @@ from mlm.data.sampler import TrainingSampler
 from mlm.evaluation.masked_lm import MaskedLMScores, score_batches
 from mlm.optim.schedule import warmup_steps
 from mlm.training.checkpoint import checkpoint_path, checkpoint_step
+from mlm.training.sharding import ShardedStrategy, keep_company
 
 log = logging.getLogger(__name__)
 
@@ -170,8 +171,11 @@ class Validation(StepCallback):
 
     def _score(self, trainer: pl.Trainer, module: Any) -> dict[str, float]:
         module.eval()
+        batches = module.trainer.datamodule.val_dataloader()
         with trainer.precision_plugin.forward_context():
-            sums = score_batches(module.model, module.trainer.datamodule.val_dataloader(), module.device)
+            if isinstance(trainer.strategy, ShardedStrategy):
+                keep_company(module.model, len(batches), trainer.strategy)
+            sums = score_batches(module.model, batches, module.device)
         module.train()
         scores = MaskedLMScores.from_sums(trainer.strategy.reduce(sums, reduce_op="sum")).metrics()
         module.step_metrics |= {f"val/{name}": value for name, value in scores.items()}
