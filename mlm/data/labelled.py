@@ -14,7 +14,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,10 @@ class LabelledTask:
     validation_is: str
     """Where the validation examples are from, in words."""
     test: Examples | None = None
+    metrics: tuple[str, ...] = ()
+    """The scores asked for, the one that ranks epochs first; none: all that there are."""
+    scored: dict[str, Examples] = field(default_factory=dict)
+    """Further sets to score once, at the end: what each adds to the names of its scores."""
 
 
 @dataclass(frozen=True)
