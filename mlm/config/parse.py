@@ -60,6 +60,8 @@ def parse_config(
         if issubclass(cls, RunConfig):
             given = _stored_keys(cls, given | flags, keys) | given
         config: C = _build(cls, _typed_values(given | flags, keys))
+        if hasattr(config, "prefer_flags"):
+            config.prefer_flags(set(flags))
         if isinstance(config, RunConfig):
             config.choose_name(files[-1].stem if files else config.default_stem)
         if hasattr(config, "check_files"):
@@ -105,6 +107,21 @@ def save_config(config: Any, path: str | Path) -> None:
     os.replace(partial, path)
 
 
+def read_group(cls: type[C], path: Path) -> C:
+    """Return what a YAML file holds that is a group of its own, such as the shape of a model.
+
+    Args:
+        cls: its dataclass.
+        path: the file.
+
+    Raises:
+        InputError: names file, line and key.
+    """
+    keys = Keys.of(cls)
+    config: C = _build(cls, _typed_values(read_file(path, keys), keys))
+    return config
+
+
 def to_plain(config: Any) -> Any:
     """Return a configuration as nested dictionaries and lists of plain JSON types.
 
@@ -127,9 +144,7 @@ def _stored_keys(cls: type[RunConfig], given: dict[str, Given], keys: Keys) -> d
     if not values.get("resume"):
         return {}
     if not cls.resumable:
-        raise InputError(
-            f"{given['resume'].where}: this command cannot go on with a stopped run; start a new one"
-        )
+        raise InputError(f"{given['resume'].where} is not offered here: {cls.resume_hint}")
     runs_dir = values.get("runs_dir", RunConfig.runs_dir)
     folder = run_to_resume(Path(runs_dir).expanduser(), values.get("name") or os.environ.get(RUN_NAME))
     stored = read_file(folder / "config.yaml", keys) if (folder / "config.yaml").exists() else {}

@@ -94,8 +94,8 @@ def load_classifier(folder: str | Path, new: ClassifierConfig | None = None) -> 
     Args:
         folder: as in `load_masked_lm`.
         new: the head to be trained. What the folder has of it is taken over: the pooler, or the transform of
-            ModernBERT's masked-LM head, and the last layer if it has the same labels; the rest is drawn from
-            torch's generator. None: the head that config.json names.
+            ModernBERT's masked-LM head, and the last layer if it has the same labels in any order; the rest
+            is drawn from torch's generator. None: the head that config.json names.
 
     Returns:
         The model in float32, on the CPU, in evaluation mode.
@@ -118,10 +118,14 @@ def load_classifier(folder: str | Path, new: ClassifierConfig | None = None) -> 
     head = new or own
     assert head, "one of the two is there"
     tensors = _without_narrow_transform(config, _read_tensors(folder), not is_classifier)
-    if own is None or (head.labels, head.label_type) != (own.labels, own.label_type):
-        last = {f"classifier.{leaf}" for leaf in ("weight", "bias")}
-        replaced = {theirs for name in last for theirs in family.their_names(name)}
-        tensors = {name: one for name, one in tensors.items() if name not in replaced}
+    last = {theirs for leaf in ("weight", "bias") for theirs in family.their_names(f"classifier.{leaf}")}
+    order = own.order_of(head.labels) if own and own.label_type == head.label_type else None
+    if order is None:
+        tensors = {name: one for name, one in tensors.items() if name not in last}
+        _tell_nameless(folder, own, head)
+    else:  # classes are the same by their names, whatever their ids
+        there = [name for name in last & tensors.keys() if len(tensors[name]) == len(order)]
+        tensors |= {name: tensors[name][order] for name in there}
     with torch.device("meta"):
         model = SequenceClassifier(config, head)
     missing = _fill(model, family, tensors, folder)
@@ -130,6 +134,13 @@ def load_classifier(folder: str | Path, new: ClassifierConfig | None = None) -> 
     elif missing:
         log.info("new in the head: %s", _listed(missing))
     return model.eval()
+
+
+def _tell_nameless(folder: Path, own: ClassifierConfig | None, head: ClassifierConfig) -> None:
+    """Warn where the classes of a model might be those wanted, but nothing says which is which."""
+    if own and len(own.labels) == len(head.labels) > 1 and own.labels[0] == "LABEL_0":
+        text = "%s does not name its classes (%s), so its last layer is not taken over; give it id2label"
+        log.warning(text, folder, ", ".join(own.labels))
 
 
 def _without_narrow_transform(
@@ -156,6 +167,11 @@ def _fill(
             init_weights(part, model.config.initializer_range)
     model.load_state_dict(state, strict=False)
     return missing
+
+
+def read_shape(folder: str | Path) -> ModelConfig:
+    """Return the shape and switches of the encoder in a model folder, whose weights are not looked at."""
+    return _read_config(model_folder(folder))[1]
 
 
 def save_pretrained(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import netrc
 import os
 import secrets
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from urllib.parse import urlsplit
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import Logger
 from tqdm import tqdm
 
 from mlm.config.errors import InputError
@@ -220,7 +223,7 @@ def _in_netrc(host: str | None) -> bool:
         return False
 
 
-def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path) -> Any:
+def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path, group: str | None = None) -> Any:
     """Return a Weights & Biases logger, or False when this process does not track.
 
     The run id is kept in the run folder, so that a resumed run goes on in the same tracked run.
@@ -229,6 +232,7 @@ def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path) -> A
         config: stored with the run.
         tracking: resolved by `resolve_tracking`.
         folder: the run folder.
+        group: what the tracker shows the run under.
     """
     if tracking.wandb == "disabled" or not is_first_process():
         return False
@@ -243,7 +247,8 @@ def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path) -> A
     run = wandb.init(
         dir=folder,
         id=kept.read_text().strip(),
-        name=config.name,
+        name=_title(folder),
+        group=group,
         project=tracking.project,
         config=to_plain(config),
         mode="online" if tracking.wandb == "online" else "offline",
@@ -253,3 +258,38 @@ def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path) -> A
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(experiment=run)
+
+
+def _title(folder: Path) -> str:
+    """Return the name of a run, after the names of the runs that it is a part of."""
+    top = folder
+    while (top.parent / "config.yaml").exists() or (top.parent.parent / "config.yaml").exists():
+        top = top.parent
+    return str(folder.relative_to(top.parent))
+
+
+def pretraining_run(model: str) -> str:
+    """Return the name of the run that pretrained a model, of the model itself where no run is known."""
+    run = Path(model).parent
+    try:
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Path(model).name
+    earlier = summary.get("init") if "task" in summary else None
+    return pretraining_run(earlier) if earlier else run.name
+
+
+def track_table(loggers: Sequence[Logger], name: str, columns: Sequence[str | int], rows: list[list[Any]]) -> None:
+    """Give a table to the tracked run, if there is one."""
+    for logger in loggers:
+        import wandb
+
+        logger.experiment.log({name: wandb.Table(columns=list(columns), data=rows)})  # type: ignore[attr-defined]
+
+
+def track_picture(loggers: Sequence[Logger], name: str, path: Path) -> None:
+    """Give a picture to the tracked run, if there is one."""
+    for logger in loggers:
+        import wandb
+
+        logger.experiment.log({name: wandb.Image(str(path))})  # type: ignore[attr-defined]

@@ -169,7 +169,7 @@ def test_weights_are_those_of_a_plain_loop_over_the_stock_class(
     files = {"label_type": label_type, "label_column": "stars" if label_type == "regression" else "label"}
     config = tiny(model=encoder(**switches), files=files, head={"dropout": 0.0})
     task = read_task(config.data)
-    start = build_model(config, task)
+    start = build_model(config, task, tokenizer)
     save_pretrained(tmp_path / "start", start, tokenizer, 64, "")
     finetune(config)
 
