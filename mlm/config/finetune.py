@@ -253,15 +253,16 @@ class FinetuneConfig(RunConfig):
         tasks = ",".join(self.task)
         both = bool(self.task and self.data.train)
         require(not both, "task", tasks, f"and data.train={self.data.train} are two tasks; give one of them")
-        for name in ("glue_dir", "start_from_mnli", "submit"):
+        for name in ("glue_dir", "submit"):
             needless = bool(getattr(self, name)) and not self.task
             require(not needless, name, getattr(self, name), "is about GLUE; name its tasks with --task")
         for name in ("model_config", "tokenizer"):
             needless = getattr(self, name) is not None and self.model != SCRATCH
             require(not needless, name, getattr(self, name), "is about random weights; give --model scratch")
-        from_mnli = MNLI in self.task and bool(set(FROM_MNLI) & set(self.task))
-        if self.start_from_mnli and not from_mnli:
-            raise InputError(f"start_from_mnli=true needs mnli and one of {', '.join(FROM_MNLI)} in --task")
+        wanting = self.start_from_mnli and MNLI not in self.task and bool(set(FROM_MNLI) & set(self.task))
+        require(
+            not wanting, "start_from_mnli", "true", f"with task={tasks} needs mnli too; add it, or set false"
+        )
         for name in ("task", "seeds"):
             values = getattr(self, name)
             require(len(set(values)) == len(values), name, values, "names one twice")

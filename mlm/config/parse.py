@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -173,11 +173,17 @@ def _build(cls: Any, values: dict[str, Any], prefix: str = "") -> Any:
     return cls(**arguments)
 
 
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
 def _plain_entry(entry: Any) -> Any:
     first, *others = fields(entry)
     options = {field.name: getattr(entry, field.name) for field in others}
     changed = {
-        field.name: to_plain(options[field.name]) for field in others if options[field.name] != field.default
+        field.name: to_plain(options[field.name])
+        for field in others
+        if options[field.name] != _default(field)
     }
     plain = to_plain(getattr(entry, first.name))
     return {first.name: plain, **changed} if changed else plain

@@ -101,7 +101,7 @@ def check_same(config: FinetuneConfig, started: Path) -> None:
         InputError: names the first key that differs, and both values.
     """
     before = _flat(yaml.safe_load(started.read_text(encoding="utf-8")))
-    now = _flat(yaml.safe_load(yaml.safe_dump(to_plain(config))))
+    now = _flat(yaml.safe_load(yaml.safe_dump(to_plain(config), sort_keys=False)))
     for key in sorted(before.keys() | now.keys()):
         if not key.startswith(MAY_CHANGE) and before.get(key) != now.get(key):
             raise InputError(

@@ -156,6 +156,26 @@ def submitted_parts(name: str) -> dict[str, str]:
     return {"diagnostic" if name == DIAGNOSTIC else "test": spec.submission or spec.folder}
 
 
+def check_parts(name: str, glue_dir: str | None, with_test: bool = False) -> None:
+    """Check that the files of a task are there, before anything is trained.
+
+    Args:
+        name: the task.
+        glue_dir: folder of the official folders; None: the hub, which has all.
+        with_test: also those whose answers are submitted.
+
+    Raises:
+        InputError: names the folder and the file that is missing.
+    """
+    if glue_dir is None:
+        return
+    of_training = [] if name == DIAGNOSTIC else ["train", "dev_matched" if name == MNLI else "dev"]
+    asked = list(submitted_parts(name)) if with_test or name == DIAGNOSTIC else []
+    for part in of_training + asked:
+        if not has_part(name, part, glue_dir):
+            _official_file(name, part, glue_dir)
+
+
 def has_part(name: str, part: str, glue_dir: str | None) -> bool:
     """Tell whether a part is there; the hub and copies of it have all."""
     if glue_dir is None or any(any(folder.glob("*.parquet")) for folder in _folders(name, glue_dir)):

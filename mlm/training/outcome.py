@@ -25,7 +25,7 @@ from mlm.model.heads import SequenceClassifier
 from mlm.training.callbacks import Progress
 from mlm.training.epochs import Epoch, scores_of
 from mlm.training.plots import plot_confusion, plot_epochs
-from mlm.training.reporting import track_picture, track_table
+from mlm.training.reporting import run_title, track_picture, track_table
 from mlm.training.summary import write_summary
 
 Floats = npt.NDArray[np.float64]
@@ -143,6 +143,7 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
         "max_length": prepared.max_length,
         "truncated_fraction": prepared.truncated_fraction,
         "init": config.model,
+        "has_pairs": task.train.pairs is not None,
     }
     if is_split:
         summary["selection_metrics"] = outcome.kept.metrics
@@ -162,7 +163,12 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
     save_pretrained(folder / "model", model, prepared.tokenizer, model_max_length=length, card=card)
     draw(outcome, summary, loggers)
     write_summary(folder / "summary.json", summary)
-    print(closing_message(config, folder, summary))
+    title = run_title(folder)
+    if title == folder.name:
+        print(closing_message(config, folder, summary))
+    else:  # a part of a suite, which will show all in one table
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items())
+        log.info("%s: %s", title, shown)
     if task.label_type == "classification":
         warn_of_one_class(summary)
 
@@ -232,7 +238,7 @@ def closing_message(config: FinetuneConfig, folder: Path, summary: dict[str, Any
     ]
     if "test_predictions" in summary:
         lines.append(f"predictions     {summary['test_predictions']}")
-    pair = config.data.text_pair_column
+    pair = config.data.text_pair_column or ("YOUR_SECOND_COLUMN" if summary["has_pairs"] else None)
     columns = "" if config.data.text_column == "text" else f" --text_column {config.data.text_column}"
     columns += f" --text_pair_column {pair}" if pair else ""
     command = (

@@ -7,6 +7,7 @@ import json
 import logging
 import netrc
 import os
+import re
 import secrets
 import socket
 import sys
@@ -247,7 +248,7 @@ def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path, grou
     run = wandb.init(
         dir=folder,
         id=kept.read_text().strip(),
-        name=_title(folder),
+        name=run_title(folder),
         group=group,
         project=tracking.project,
         config=to_plain(config),
@@ -260,12 +261,12 @@ def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path, grou
     return WandbLogger(experiment=run)
 
 
-def _title(folder: Path) -> str:
-    """Return the name of a run, after the names of the runs that it is a part of."""
-    top = folder
-    while (top.parent / "config.yaml").exists() or (top.parent.parent / "config.yaml").exists():
-        top = top.parent
-    return str(folder.relative_to(top.parent))
+def run_title(folder: Path) -> str:
+    """Return the name of a run; a part of a suite or a grid also has the names of what it is a part of."""
+    parts, number = folder.parts, 1
+    number += bool(re.fullmatch(r"point-\d+", parts[-1]))
+    number += 2 * bool(re.fullmatch(r"seed-\d+", parts[-number]))
+    return "/".join(parts[-number:])
 
 
 def pretraining_run(model: str) -> str:
@@ -279,7 +280,9 @@ def pretraining_run(model: str) -> str:
     return pretraining_run(earlier) if earlier else run.name
 
 
-def track_table(loggers: Sequence[Logger], name: str, columns: Sequence[str | int], rows: list[list[Any]]) -> None:
+def track_table(
+    loggers: Sequence[Logger], name: str, columns: Sequence[str | int], rows: list[list[Any]]
+) -> None:
     """Give a table to the tracked run, if there is one."""
     for logger in loggers:
         import wandb
