@@ -21,6 +21,8 @@ from mlm.training.trainer import resolve_accelerator
 
 USER_ERROR = 2
 """Exit status of a process that told the user what to change."""
+ERROR = ": error: "
+"""What stands before that."""
 
 log = logging.getLogger(__name__)
 
@@ -97,11 +99,12 @@ def _run_process(
         )
         running.append(process)
         status = process.wait()
-    last = (output.read_text(encoding="utf-8", errors="replace").strip() or "no output").splitlines()[-1]
+    lines = output.read_text(encoding="utf-8", errors="replace").splitlines() or ["no output"]
+    told = next((line for line in reversed(lines) if ERROR in line), lines[-1]).rpartition(ERROR)[2]
     if status == USER_ERROR:
-        log.warning("%s/%s failed: %s", folder, run.name, last)
-        fail(run, last)
+        log.warning("%s/%s failed: %s", folder, run.name, told)
+        fail(run, told)
         return 0
     if status:
-        log.error("%s/%s ended with status %d: %s", folder, run.name, status, last)
+        log.error("%s/%s ended with status %d: %s", folder, run.name, status, told)
     return 128 - status if status < 0 else status
