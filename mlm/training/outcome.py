@@ -108,11 +108,12 @@ class Outcome:
     def failure(self) -> str | None:
         """Return in words why the run taught the model nothing; None if it did."""
         losses = [row["train/loss"] for row in self.history]
-        _, logits = self.reported
+        examples, logits = self.reported
         is_score = self.prepared.task.label_type == "regression"
-        if is_score and np.ptp(logits) == 0:
+        differ = len(np.unique(examples.labels)) > 1
+        if differ and is_score and np.ptp(logits) == 0:
             return "every text gets the same score"
-        if not is_score and len(logits) > 1 and len(np.unique(logits.argmax(1))) == 1:
+        if differ and not is_score and len(np.unique(logits.argmax(1))) == 1:
             return "only one class is predicted"
         if len(losses) > 1 and losses[-1] >= losses[0]:
             return "the training loss did not fall"

@@ -95,11 +95,12 @@ def keep_point(unit: FinetuneConfig, tried: list[Json], number: int) -> None:
     for name in ("model", "metrics.csv", "plots"):
         if (point / name).exists():
             shutil.move(point / name, folder / name)
-    metric = next(iter(summary["metrics"]), "nothing")
-    on_holdout = "selection_metrics" in summary
-    where = "a part held out of train" if on_holdout else "the very examples reported: optimistic"
-    chosen = f"best of {len(tried)} settings by {metric} on {where}"
-    summary |= {"model_dir": str(folder / "model"), "selection": chosen, "grid": tried, "grid_point": number}
+    if summary["metrics"]:
+        on_holdout = "selection_metrics" in summary
+        where = "a part held out of train" if on_holdout else "the very examples reported: optimistic"
+        chosen = f"best of {len(tried)} settings by {next(iter(summary['metrics']))} on {where}"
+        summary |= {"model_dir": str(folder / "model"), "selection": chosen}
+    summary |= {"grid": tried, "grid_point": number}
     write_summary(folder / SUMMARY, summary)
 
 

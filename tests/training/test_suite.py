@@ -20,13 +20,15 @@ from mlm.config.finetune import (
     LabelledConfig,
 )
 from mlm.config.glue import GLUE_TASKS, TaskRecipe
-from mlm.config.model import ModelConfig
+from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.config.parse import save_config
 from mlm.config.suite import units
 from mlm.config.training import LoggingConfig
-from mlm.data.glue import TASKS
+from mlm.data.examples import encode_examples
+from mlm.data.glue import TASKS, read_glue
+from mlm.evaluation.predict import predict_logits
 from mlm.evaluation.submission import answer
-from mlm.hub.pretrained import save_pretrained
+from mlm.hub.pretrained import load_classifier, save_pretrained
 from mlm.model.heads import MaskedLM
 from mlm.training import finetuning
 from mlm.training.devices import run_on_devices
@@ -236,6 +238,34 @@ def test_runs_that_fail_are_shown_and_the_others_go_on(tiny):
     before = (folder_of(config) / "wnli" / "seed-0" / "summary.json").stat().st_mtime_ns
     finetune_all(config)
     assert (folder_of(config) / "wnli" / "seed-0" / "summary.json").stat().st_mtime_ns == before
+
+
+def test_grid_of_which_every_point_fails_is_one_failed_run(tiny):
+    recipes = [TaskRecipe("all", lr=[1e30, 1e31])]
+    config = tiny("rte", "wnli", recipes=recipes, optimizer={"clip_norm": 0.0})
+    finetune_all(config)
+    summary = read(folder_of(config) / "rte" / "seed-0" / "summary.json")
+    assert (summary["metrics"], summary["model_dir"]) == ({}, None)
+    assert [point["score"] for point in summary["grid"]] == [None, None]
+
+
+def test_checkpoint_with_another_order_of_labels_is_gone_on_with_by_name(tiny, tmp_path, tokenizer, glue_dir):
+    names = ("contradiction", "entailment", "neutral")
+    torch.manual_seed(1)
+    theirs = load_classifier(tmp_path / "encoder", ClassifierConfig(names))
+    task = read_glue("mnli", str(glue_dir))
+    encoded = encode_examples(tokenizer, task.validation, 32)
+    with torch.no_grad():  # so that its answers differ
+        theirs.classifier.bias -= torch.tensor(predict_logits(theirs, encoded, 8).mean(0))
+    said = [names[best] for best in predict_logits(theirs, encoded, 8).argmax(1)]
+    right = [task.labels[label] for label in task.validation.labels]
+    expected = sum(map(str.__eq__, said, right)) / len(right)
+    folder = save_pretrained(tmp_path / "theirs", theirs, tokenizer, 64, "")
+    config = tiny("mnli", model=str(folder), optimizer={"lr": 1e-12})
+    finetune_all(config)
+    summary = read(folder_of(config) / "summary.json")
+    assert summary["metrics"]["accuracy"] == pytest.approx(expected)
+    assert list(summary["predicted_counts"].values()) == [said.count(name) for name in task.labels]
 
 
 def test_random_weights_have_the_shape_and_tokenizer_asked_for(tiny, tmp_path):
