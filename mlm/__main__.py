@@ -46,6 +46,11 @@ COMMANDS = {
         "mlm.data.commands:inspect",
         positional="text",
     ),
+    "inspect": Command(
+        "show a training batch as text, with the masked places marked",
+        f"{_CONFIGS}:InspectConfig",
+        "mlm.evaluation.batch_view:inspect",
+    ),
     "pretrain": Command(
         "pretrain a masked language model on plain text (also: train.py)",
         f"{_CONFIGS}:PretrainConfig",

@@ -4,6 +4,7 @@
 - a row has ceil(rate * S) slots for predictions, so shapes are static; unused slots carry the label -100
 - token: exactly the drawn number of tokens; whole_word and span: the same number, in whole units that fit
 - special tokens are never predicted and never drawn as a replacement
+- the rate may move over a run: it is a function of the optimizer step, never of who draws the batch
 
 B rows, S tokens a row, M slots for predictions.
 """
@@ -34,6 +35,21 @@ MAX_SPAN = 10
 """Longest span in tokens (same source)."""
 
 
+def mask_rate_at(config: MaskingConfig, step: int, total: int | None, first: int = 0) -> float:
+    """Return the share of the ordinary tokens to predict in the batch of an optimizer step.
+
+    Args:
+        config: the rates of the first and of the last step.
+        step: finished optimizer steps, from 0.
+        total: optimizer steps of the whole run; None while nobody knows.
+        first: the rate moves from this step on.
+    """
+    if config.final_mask_rate is None or total is None or step <= first:
+        return config.mask_rate
+    share = min((step - first) / max(total - 1 - first, 1), 1.0)
+    return config.mask_rate + share * (config.final_mask_rate - config.mask_rate)
+
+
 class MaskedTokens(NamedTuple):
     """A batch with its predictions."""
 
@@ -47,11 +63,11 @@ class MaskedTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Masking:
-    """Hides tokens of a batch by one strategy at one rate.
+    """Hides tokens of a batch by one strategy.
 
     Args:
         config: strategy and the 80/10/10 split.
-        rate: share of the ordinary tokens to predict, in (0, 1].
+        rate: share of the ordinary tokens to predict, in (0, 1]; the largest one where it changes.
         mask_id: id shown in place of a hidden token.
         is_special: (V,) bool, the ids that are never predicted nor drawn.
         starts_word: (V,) bool, the ids that begin a word; needed by whole_word only.
@@ -67,7 +83,9 @@ class Masking:
         """Return M, the places for predictions in a row of `seq_len` tokens."""
         return math.ceil(self.rate * seq_len)
 
-    def __call__(self, input_ids: Ints, seed: int, passes: Ints, rows: Ints) -> MaskedTokens:
+    def __call__(
+        self, input_ids: Ints, seed: int, passes: Ints, rows: Ints, rate: float | None = None
+    ) -> MaskedTokens:
         """Hide tokens.
 
         Args:
@@ -75,12 +93,14 @@ class Masking:
             seed: seed of the run.
             passes: (B,) how often the data was gone through before.
             rows: (B,) row numbers in the row table.
+            rate: share of the ordinary tokens to predict, at most `self.rate`; None: that.
         """
+        rate = self.rate if rate is None else rate
         key = (seed, passes[:, None], rows[:, None])
         maskable = ~self.is_special[input_ids]
         count = maskable.sum(1, keepdims=True)
         # floor(x + u) is x on average; a row that can be masked at all is.
-        budget = np.floor(self.rate * count + uniform(*key, _COUNT)).astype(np.int64)
+        budget = np.floor(rate * count + uniform(*key, _COUNT)).astype(np.int64)
         budget = np.clip(budget, np.minimum(count, 1), self.slots(input_ids.shape[1]))
         places = np.arange(input_ids.shape[1])[None, :]
         order = uniform(*key, _ORDER, places)

@@ -86,8 +86,8 @@ def training_memory(config: ModelConfig, optimizer: OptimizerConfig) -> dict[str
     return {part: number * FLOAT_BYTES for part, number in numbers.items()}
 
 
-def planned_steps(trainer: TrainerConfig, tokens_per_step: int) -> int | None:
-    """Return the optimizer steps that the budget allows if rows are full; None: only time bounds it."""
+def planned_steps(trainer: TrainerConfig, tokens_per_step: float) -> int | None:
+    """Return the optimizer steps that the budget allows; None: only time bounds it."""
     by_tokens = None if trainer.max_tokens is None else math.ceil(trainer.max_tokens / tokens_per_step)
     return min((steps for steps in (trainer.max_steps, by_tokens) if steps is not None), default=None)
 
@@ -100,7 +100,7 @@ def print_plan(config: PretrainConfig) -> None:
     """
     seq_len, trainer = config.data.seq_len, config.trainer
     model = config.model.resolve(_tokenizer_size(config.tokenizer), seq_len)
-    slots = math.ceil(config.masking.mask_rate * seq_len)
+    slots = math.ceil(config.masking.highest_mask_rate * seq_len)
     flops = flops_per_token(model, seq_len, slots / seq_len)
     tokens_per_step = trainer.global_batch_size * seq_len
     steps = planned_steps(trainer, tokens_per_step)
@@ -133,6 +133,8 @@ def _tokenizer_size(config: TokenizerConfig) -> int:
         return config.vocab_size
     path = Path(config.path)
     file = path / "tokenizer.json" if path.is_dir() else path
+    if (path / "vocab.txt").is_file() and not file.exists():
+        return len((path / "vocab.txt").read_text(encoding="utf-8").splitlines())
     try:
         written = json.loads(file.read_text(encoding="utf-8"))
         added: list[int] = [token["id"] + 1 for token in written["added_tokens"]]
@@ -157,7 +159,7 @@ def _masked_lm_head(config: ModelConfig) -> int:
 
 def _classifier_head(config: ModelConfig, num_labels: int) -> int:
     D = config.hidden_size
-    norm = _norm(config, D) if config.norm_position == "pre" else 0
+    norm = _norm(config, D) if config.pooling in ("cls", "mean") else 0
     return (D + config.head_bias) * D + norm + (D + 1) * num_labels
 
 

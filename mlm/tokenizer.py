@@ -36,6 +36,7 @@ from tokenizers import (
 
 from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
+from mlm.vocab_txt import read_vocab_txt
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Names of the special tokens of a trained vocabulary, in the order of their ids."""
@@ -286,7 +287,7 @@ def _train_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path, add_tokens: str | None = None) -> Tokenizer:
-    """Open a tokenizer.json, or the one in a model folder.
+    """Open a tokenizer.json, or the one in a model folder; of an older BERT its vocab.txt.
 
     Special tokens written in a text are recognised, as `fill-mask` needs it; `encode_documents` does not.
 
@@ -299,11 +300,15 @@ def load_tokenizer(path: str | Path, add_tokens: str | None = None) -> Tokenizer
     """
     file = Path(path).expanduser()
     if file.is_dir():
-        file /= "tokenizer.json"
+        names = ("tokenizer.json", "vocab.txt")
+        file /= next((name for name in names if (file / name).is_file()), names[0])
     if not file.is_file():
         raise InputError(f"{file}: no such file; expected a tokenizer.json or a model folder that holds one")
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        is_list = file.name == "vocab.txt"
+        tokenizer = read_vocab_txt(file.parent) if is_list else Tokenizer.from_file(str(file))
+    except InputError:
+        raise
     except Exception as error:  # the library raises nothing more exact
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{file}: is not a tokenizer.json of the tokenizers library: {reason}") from error

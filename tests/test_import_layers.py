@@ -12,6 +12,7 @@ LAYERS = {
     "mlm.config": 0,
     "mlm.counter": 1,
     "mlm.plan": 1,
+    "mlm.vocab_txt": 1,
     "mlm.tokenizer": 2,
     "mlm.masking": 2,
     "mlm.optim": 2,
@@ -67,7 +68,8 @@ def test_only_training_knows_lightning_and_wandb(path):
         assert not used & {"lightning", "wandb", "matplotlib"}
     if package_of(module_of(path)) in ("mlm.config", "mlm.plan"):
         assert not used & {"torch", "numpy", "tokenizers", "datasets"}
-    assert "transformers" not in used
+    # An oracle for the tests, and if it happens to be installed for what is saved; never needed.
+    assert "transformers" not in used or path.name == "parity.py"
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)

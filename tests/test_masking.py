@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mlm.config.data import IGNORE_INDEX, MaskingConfig
-from mlm.masking import Masking
+from mlm.masking import Masking, mask_rate_at
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = range(5)
 V = 200
@@ -162,3 +162,28 @@ def test_spans_are_runs_of_the_expected_length():
     assert (
         3.0 < np.mean(runs) < 4.5
     )  # geometric with stop rate 0.2, at most 10: 3.6; neighbours join, the last is cut
+
+
+def test_the_rate_moves_in_a_straight_line_from_the_first_step_to_the_last():
+    config = MaskingConfig(mask_rate=0.3, final_mask_rate=0.1)
+    assert [mask_rate_at(config, step, 11) for step in range(11)] == pytest.approx(np.linspace(0.3, 0.1, 11))
+    assert mask_rate_at(config, 50, 11) == pytest.approx(0.1)  # after the end
+    late = [mask_rate_at(config, step, 16, first=5) for step in range(16)]
+    assert late == pytest.approx([0.3] * 5 + np.linspace(0.3, 0.1, 11).tolist())
+    assert mask_rate_at(config, 7, None) == mask_rate_at(config, 0, 1) == 0.3
+    assert mask_rate_at(MaskingConfig(mask_rate=0.3), 7, 11) == 0.3
+
+
+@pytest.mark.parametrize("strategy", ["token", "whole_word", "span"])
+@pytest.mark.parametrize("rate", [0.05, 0.2, 0.4])
+def test_a_lower_rate_for_a_batch_is_met_within_the_same_shapes(strategy, rate):
+    ids = np.random.default_rng(0).integers(5, V, (2000, 102))
+    ids[:, 0], ids[:, -1] = CLS, SEP
+    masker = masking(strategy, 0.4)
+    assert masker.config.highest_mask_rate == 0.15
+    out = masker(ids, 0, np.zeros(2000, np.int64), np.arange(2000), rate)
+    assert out.labels.shape == (2000, 41)
+    assert (out.labels != IGNORE_INDEX).sum() / 200_000 == pytest.approx(rate, abs=0.003)
+    alone = masking(strategy, rate)(ids, 0, np.zeros(2000, np.int64), np.arange(2000))
+    if strategy != "whole_word":  # a word longer than the budget is hidden where the slots can hold it
+        assert np.array_equal(out.input_ids, alone.input_ids)

@@ -95,7 +95,7 @@ def check_sources(sources: list[SourceConfig]) -> None:
         elif source.is_local and not (os.path.exists(source.path) or glob.glob(source.path, recursive=True)):
             raise InputError(
                 f"data.sources: no file, folder or glob match {source.path!r}; looked in {os.getcwd()}; "
-                "a hub data set is written hub:OWNER/NAME"
+                "a hub data set is written hub:OWNER/NAME, a name with a comma {path: 'a,b'}"
             )
 
 
@@ -206,9 +206,9 @@ class TokenizerConfig:
         if self.path is None:
             return
         path = Path(self.path)
-        file = path / "tokenizer.json" if path.is_dir() else path
-        if not file.is_file():
-            raise InputError(f"tokenizer.path={self.path}: there is no file {file.absolute()}")
+        files = [path / name for name in ("tokenizer.json", "vocab.txt")] if path.is_dir() else [path]
+        if not any(file.is_file() for file in files):
+            raise InputError(f"tokenizer.path={self.path}: there is no file {files[0].absolute()}")
 
 
 @dataclass
@@ -219,6 +219,8 @@ class MaskingConfig:
     """Hide single tokens, whole words, or runs of tokens."""
     mask_rate: float = 0.15
     """Share of the ordinary tokens predicted in training, in (0, 1]."""
+    final_mask_rate: float | None = None
+    """The same at the end of training, reached in a straight line; null: mask_rate throughout."""
     validation_mask_rate: float = 0.15
     """The same for validation, whose masks are frozen."""
     mask_token_fraction: float = 0.8
@@ -231,9 +233,18 @@ class MaskingConfig:
         for name in ("mask_rate", "validation_mask_rate"):
             value = getattr(self, name)
             require(0 < value <= 1, f"masking.{name}", value, "must lie in (0, 1]")
+        final = self.final_mask_rate
+        require(
+            final is None or 0 < final <= 1, "masking.final_mask_rate", final, "must lie in (0, 1], or null"
+        )
         for name in ("mask_token_fraction", "random_token_fraction"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"masking.{name}", value, "must lie in [0, 1]")
         total = self.mask_token_fraction + self.random_token_fraction
         both = "masking.mask_token_fraction + masking.random_token_fraction"
         require(total <= 1 + 1e-9, both, total, "must not exceed 1")
+
+    @property
+    def highest_mask_rate(self) -> float:
+        """The largest rate of the run: rows have slots for so many predictions."""
+        return max(self.mask_rate, self.final_mask_rate or 0.0)

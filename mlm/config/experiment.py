@@ -12,23 +12,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from mlm.config.data import CorpusConfig, MaskingConfig, TokenizerConfig, check_sources
 from mlm.config.errors import InputError, require
+from mlm.config.launch import is_first_process, launched
 from mlm.config.model import ModelConfig
 from mlm.config.training import LoggingConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
 
 RUN_NAME = "MLM_RUN_NAME"
 """Environment variable that hands the name of the run to the other ranks."""
-
-RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-"""Environment variables in which launchers number the processes of a run."""
-
-
-def is_first_process() -> bool:
-    """Return whether this is the process of a run that may create and refuse run folders."""
-    return all(os.environ.get(rank, "0") == "0" for rank in RANKS)
 
 
 def is_hub_name(name: str) -> bool:
@@ -95,8 +88,8 @@ class RunConfig:
     """Folder that holds the run folders."""
     seed: int = 0
     """Decides initial weights, order of rows, masks and dropout."""
-    resume: bool = False
-    """Continue a stopped run: the one called name, else the newest unfinished."""
+    resume: bool | Literal["auto"] = False
+    """Go on with a stopped run: name, else the newest unfinished; auto: or start name."""
 
     def __post_init__(self) -> None:
         require(self.seed >= 0, "seed", self.seed, "must be at least 0")
@@ -111,7 +104,8 @@ class RunConfig:
         """
         self.name = self.name or os.environ.get(RUN_NAME)
         if self.name is None and not self.resume:
-            alone = is_first_process() and os.environ.get("WORLD_SIZE", "1") == "1"
+            launch = launched()
+            alone = is_first_process() and (launch is None or launch.world_size == 1)
             require(
                 alone, "name", "null", f"cannot be agreed on by several processes; give --name or ${RUN_NAME}"
             )
@@ -183,6 +177,7 @@ class PretrainConfig(RunConfig):
 
     def check_files(self) -> None:
         """Check that everything named is there, and the run folder is not."""
+        self.trainer.check_launch()
         self.check_run()
         if self.init is not None:
             check_model_folder("init", self.init)
@@ -205,6 +200,30 @@ class PlanConfig(PretrainConfig):
         hint = "is not looked into by this command; give its shape with --model and leave it out"
         require(self.init is None, "init", self.init, hint)
         self.tokenizer.check_file()
+
+
+@dataclass
+class InspectConfig(PretrainConfig):
+    """Show a training batch as text, with the predicted tokens marked; nothing is trained.
+
+    Example: mlm inspect --config bert-mini --data.sources my_texts/ --masking.strategy span --step 100
+    """
+
+    shipped_kind: ClassVar[str] = "pretrain"
+    """Sub-folder of the shipped files that `--config` searches."""
+
+    step: int = 0
+    """The optimizer step whose batch is shown."""
+    rows: int = 3
+    """How many of its rows."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("step", "rows"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "must be at least 0")
+
+    def check_run(self) -> None:
+        """Accept any run folder: none is made."""
 
 
 @dataclass

@@ -17,6 +17,7 @@ from mlm.config.errors import InputError, require
 from mlm.config.experiment import RunConfig, check_model_folder, is_hub_name
 from mlm.config.files import find_config
 from mlm.config.glue import FROM_MNLI, MNLI, Selection, TaskRecipe, check_tasks
+from mlm.config.model import Pooling
 from mlm.config.suite import check_same, goes_on
 from mlm.config.training import LoggingConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
 
@@ -126,8 +127,8 @@ class LabelledConfig:
 class HeadConfig:
     """What is put on the encoder."""
 
-    pooling: Literal["cls", "mean"] = "cls"
-    """A text is the vector of its first token, or the mean over its tokens."""
+    pooling: Pooling | None = None
+    """What stands for a text, as model.pooling; null: as the model has it."""
     dropout: float = 0.1
     """Dropout before the classifier, in [0, 1)."""
 

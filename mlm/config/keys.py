@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, get_origin, get_type_hints
+from typing import Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -119,7 +119,8 @@ def _is_flag(word: str) -> bool:
 def _take_value(flag: str, rest: list[str], annotation: Any, positional: str | None) -> str:
     """Take from `rest` the value of a flag: none for a bare switch, several words for a list."""
     following = rest[0] if rest and not _is_flag(rest[0]) else None
-    if annotation is bool and (following is None or (positional and following.lower() not in TRUTHS)):
+    is_switch = annotation is bool or bool in get_args(annotation)
+    if is_switch and (following is None or (positional and following.lower() not in TRUTHS)):
         return "true"
     if following is None:
         found = f", found {rest[0]}" if rest else ""

@@ -8,9 +8,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from mlm.config.errors import InputError, require, require_finite
+
+Pooling = Literal["cls", "mean", "cls_tanh", "cls_relu", "cls_gelu"]
+"""What stands for a text: its first token or the mean over its tokens, to which a classifier applies
+ModernBERT's transform; or its first token, with the dense layer of BERT, DistilBERT or ELECTRA."""
 
 VOCAB_MULTIPLE = 64
 """Embedding rows are padded to a multiple of this: matrix units like it, and nothing predicts the rest."""
@@ -97,8 +101,8 @@ class ModelConfig:
     """That dense layer has a bias (the output has one always)."""
     tie_word_embeddings: bool = True
     """The output matrix is the token table; false: one of its own."""
-    pooling: Literal["cls", "mean", "cls_tanh"] = "cls"
-    """A text's vector: first token, mean, or tanh(dense(first))."""
+    pooling: Pooling | None = None
+    """A text's vector: first token, mean, or layer on the first; null: cls_tanh if norm_position is post."""
     initializer_range: float = 0.02
     """Standard deviation of the initial weights, truncated at two of them."""
 
@@ -112,6 +116,10 @@ class ModelConfig:
             self.embedding_size = None
         if self.final_norm == (self.norm_position == "pre"):
             self.final_norm = None
+        if self.pooling is None:
+            self.pooling = "cls" if self.norm_position == "pre" else "cls_tanh"
+        known = get_args(Pooling)
+        require(self.pooling in known, "model.pooling", self.pooling, f"must be one of {', '.join(known)}")
 
     def _check_ranges(self) -> None:
         for name, (least, nullable) in _LEAST.items():
@@ -231,8 +239,6 @@ class ClassifierConfig:
     """Names of the classes, in the order of their ids; for a score its one name."""
     label_type: Literal["classification", "regression"] = "classification"
     """Whether the outputs are logits of classes, or one score."""
-    pooling: Literal["cls", "mean"] = "cls"
-    """A text is the vector of its first token, or the mean over its tokens."""
     dropout: float = 0.1
     """Dropout before the last layer, in [0, 1)."""
 

@@ -25,9 +25,10 @@ from typing import Any, TypeVar, get_type_hints
 import yaml
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import RUN_NAME, RunConfig, is_first_process, run_to_resume
+from mlm.config.experiment import RUN_NAME, RunConfig, run_to_resume
 from mlm.config.help import format_help
 from mlm.config.keys import Given, Keys, read_file, read_flags
+from mlm.config.launch import is_first_process, wait_for_first_process
 from mlm.config.values import convert
 
 C = TypeVar("C")
@@ -58,15 +59,32 @@ def parse_config(
         for path in files:
             given |= read_file(path, keys)
         if issubclass(cls, RunConfig):
-            given = _stored_keys(cls, given | flags, keys) | given
-        config: C = _build(cls, _typed_values(given | flags, keys))
-        if hasattr(config, "prefer_flags"):
-            config.prefer_flags(set(flags))
-        if isinstance(config, RunConfig):
-            config.choose_name(files[-1].stem if files else config.default_stem)
-        if hasattr(config, "check_files"):
-            config.check_files()
+            stored, settled = _resumed_keys(cls, given | flags, keys)
+            given, flags = stored | given, flags | settled
+        given |= flags
+        values = _typed_values(given, keys)
+        with _located(given):
+            config: C = _build(cls, values)
+            if hasattr(config, "prefer_flags"):
+                config.prefer_flags(set(flags))
+            if isinstance(config, RunConfig):
+                config.choose_name(files[-1].stem if files else config.default_stem)
+            if hasattr(config, "check_files"):
+                config.check_files()
     return config
+
+
+@contextmanager
+def _located(given: dict[str, Given]) -> Iterator[None]:
+    """Put file and line before a mistake in the value of a key that stands in a file."""
+    try:
+        yield
+    except InputError as error:
+        key = re.match(r"[\w.]*", str(error))
+        found = given.get(key[0]) if key else None
+        if found is None or found.source == "flags":
+            raise
+        raise InputError(f"{found.where.removesuffix(key[0] if key else '')}{error}") from None
 
 
 @contextmanager
@@ -75,6 +93,8 @@ def one_line_errors(prog: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
+        if not is_first_process():
+            wait_for_first_process()
         text = re.sub(r"\s*\n\s*", " ", str(error))
         print(f"{prog}: error: {text}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -134,22 +154,37 @@ def to_plain(config: Any) -> Any:
     return config
 
 
-def _stored_keys(cls: type[RunConfig], given: dict[str, Given], keys: Keys) -> dict[str, Given]:
-    """Return the keys of the run that is resumed, as it was configured; nothing without `resume`."""
+def _resumed_keys(
+    cls: type[RunConfig], given: dict[str, Given], keys: Keys
+) -> tuple[dict[str, Given], dict[str, Given]]:
+    """Return the keys of the run that is resumed, as it was configured, and which run it is.
+
+    Without `resume` there are none; where `resume=auto` finds no such run, a new one is started.
+    """
     values = {
         key: convert(given[key].value, keys.types[key], given[key].where)
         for key in ("resume", "name", "runs_dir")
         if key in given
     }
     if not values.get("resume"):
-        return {}
+        return {}, {}
     if not cls.resumable:
         raise InputError(f"{given['resume'].where} is not offered here: {cls.resume_hint}")
-    runs_dir = values.get("runs_dir", RunConfig.runs_dir)
-    folder = run_to_resume(Path(runs_dir).expanduser(), values.get("name") or os.environ.get(RUN_NAME))
+    runs_dir, name = (
+        values.get("runs_dir", RunConfig.runs_dir),
+        values.get("name") or os.environ.get(RUN_NAME),
+    )
+    if values["resume"] == "auto":
+        if name is None:
+            raise InputError(
+                f"{given['resume'].where}: auto needs a --name: which run to start or go on with"
+            )
+        if not (Path(runs_dir).expanduser() / name).exists():
+            return {}, {"resume": Given("false", "--resume", "flags")}
+    folder = run_to_resume(Path(runs_dir).expanduser(), name)
     stored = read_file(folder / "config.yaml", keys) if (folder / "config.yaml").exists() else {}
     place = {"name": folder.name, "runs_dir": runs_dir, "resume": "true"}
-    return stored | {key: Given(value, f"--{key}", "flags") for key, value in place.items()}
+    return stored, {key: Given(value, f"--{key}", "flags") for key, value in place.items()}
 
 
 def _typed_values(given: dict[str, Given], keys: Keys) -> dict[str, Any]:

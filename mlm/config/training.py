@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlm.config.errors import InputError, require, require_finite
+from mlm.config.launch import launched
 
 
 @dataclass
@@ -47,8 +48,8 @@ class OptimizerConfig:
 class ScheduleConfig:
     """Learning rate over the optimizer steps."""
 
-    name: Literal["linear", "cosine", "wsd", "constant"] = "wsd"
-    """After the warm-up; wsd: constant, then decay."""
+    name: Literal["linear", "cosine", "wsd", "constant", "decay"] = "wsd"
+    """After the warm-up; wsd: constant, then decay; decay: that alone, without warm-up."""
     warmup_steps: int | None = None
     """Steps of linear warm-up; null: warmup_fraction of the run."""
     warmup_fraction: float = 0.05
@@ -59,6 +60,8 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         steps = self.warmup_steps
         require(steps is None or steps >= 0, "schedule.warmup_steps", steps, "must be at least 0, or null")
+        hint = "does not go with schedule.name=decay, which starts at the peak; leave it out"
+        require(self.name != "decay" or not steps, "schedule.warmup_steps", steps, hint)
         warmup, decay = self.warmup_fraction, self.decay_fraction
         require(0 <= warmup < 1, "schedule.warmup_fraction", warmup, "must lie in [0, 1)")
         require(0 < decay <= 1, "schedule.decay_fraction", decay, "must lie in (0, 1]")
@@ -83,9 +86,9 @@ class TrainerConfig:
     micro_batch_size: int | None = None
     """Rows per device and pass, the rest accumulates; null: all at once."""
     devices: int | Literal["auto"] = "auto"
-    """Devices a node; auto: all accelerators, or one CPU process."""
-    num_nodes: int = 1
-    """Machines."""
+    """Devices a node; auto: as launched, else all accelerators or one CPU process."""
+    num_nodes: int | Literal["auto"] = "auto"
+    """Machines; auto: as launched by torchrun or srun, else 1."""
     strategy: Literal["auto", "ddp"] = "auto"
     """How devices share the work; auto: ddp where there are several."""
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
@@ -97,23 +100,49 @@ class TrainerConfig:
     val_every: int = 100
     """Optimizer steps between validations."""
     save_every: int = 100
-    """Optimizer steps between checkpoints."""
+    """Optimizer steps between checkpoints; the newest two are kept."""
+    keep_best: int = 0
+    """Checkpoints kept for their validation loss, the lowest."""
+    keep_every: int | None = None
+    """Optimizer steps between checkpoints that are kept for ever; null: none."""
+    max_skipped_steps: int = 10
+    """Steps in a row without a finite gradient (they change nothing) that end the run."""
 
     def __post_init__(self) -> None:
-        for name in ("global_batch_size", "num_nodes", "val_every", "save_every"):
+        for name in ("global_batch_size", "val_every", "save_every", "max_skipped_steps"):
             value = getattr(self, name)
             require(value > 0, f"trainer.{name}", value, "must be at least 1")
-        for name in ("max_steps", "max_tokens", "micro_batch_size"):
+        for name in ("max_steps", "max_tokens", "micro_batch_size", "keep_every"):
             value = getattr(self, name)
             require(value is None or value > 0, f"trainer.{name}", value, "must be at least 1, or null")
-        devices = self.devices
-        require(devices == "auto" or devices > 0, "trainer.devices", devices, "must be at least 1, or auto")
+        require(self.keep_best >= 0, "trainer.keep_best", self.keep_best, "must be at least 0")
+        devices, num_nodes = self.devices, self.num_nodes
+        for name, count in (("devices", devices), ("num_nodes", num_nodes)):
+            require(count == "auto" or count > 0, f"trainer.{name}", count, "must be at least 1, or auto")
         if self.max_steps is None and self.max_tokens is None and self.max_time is None:
             self.max_steps = DEFAULT_STEPS
         if self.max_time is not None:
             parse_duration(self.max_time)
         # With auto the number of devices is not known yet: check what must hold for any number of them.
-        self.accumulation(1 if devices == "auto" else devices * self.num_nodes)
+        self.accumulation(1 if devices == "auto" else devices * (1 if num_nodes == "auto" else num_nodes))
+
+    def check_launch(self) -> None:
+        """Check that the processes a launcher started are as many as asked for, and divide the batch.
+
+        Raises:
+            InputError: they are not.
+        """
+        launch = launched()
+        if launch is None:
+            return
+        for name, wanted, words in (
+            ("devices", self.devices, "process(es) a node"),
+            ("num_nodes", self.num_nodes, "node(s)"),
+        ):
+            there = getattr(launch, name)
+            hint = f"but {launch.launcher} started {there} {words}; leave it out, or start as many"
+            require(wanted in ("auto", there), f"trainer.{name}", wanted, hint)
+        self.accumulation(launch.world_size)
 
     def accumulation(self, world_size: int) -> int:
         """Return the passes per optimizer step on `world_size` devices.
@@ -130,6 +159,11 @@ class TrainerConfig:
                 f"{world_size} device(s); try {near} or {near + unit}"
             )
         return self.global_batch_size // unit if self.micro_batch_size else 1
+
+    @property
+    def bounds(self) -> tuple[int | str | None, ...]:
+        """All that may end the run."""
+        return self.max_steps, self.max_tokens, self.max_time
 
     @property
     def max_seconds(self) -> float | None:

@@ -5,12 +5,13 @@ The annotation of a field decides what a text means:
 - whole numbers take `1e6`, `1_000` and `10.0`; numbers take whatever Python's float takes
 - true and false are also yes and no, on and off, 1 and 0
 - `null` and `none` are None where a field may be
-- lists take `a,b`, `[a,b]` and YAML lists; a comma inside braces does not split
+- lists take `a,b`, `[a,b]` and YAML lists; a comma inside braces, or of a file there is, does not split
 - an entry that is a dataclass takes a mapping of its fields; plain text is its first field
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
@@ -97,7 +98,7 @@ def _convert(value: Tree, annotation: Any, where: str) -> Any:
     if origin in (Union, UnionType):
         return _one_of(value, args, where)
     if origin in (list, tuple):
-        entries = _split(value, where)
+        entries = [value] if _is_path(value, *args) else _split(value, where)
         if origin is tuple and len(entries) != len(args):
             raise ValueError
         types = args if origin is tuple else args * len(entries)
@@ -140,6 +141,12 @@ def _split(value: Tree, where: str) -> list[Tree]:
         value = value[1:-1]
     parts = (part.strip() for part in re.findall(r"(?:\{[^}]*\}|[^,])+", value))
     return [read_tree(parse_yaml(part, where), where) if part[0] == "{" else part for part in parts if part]
+
+
+def _is_path(value: Tree, entry: Any, *others: Any) -> bool:
+    """Tell whether the text of a list of places is the path of one, commas and all."""
+    is_place = is_dataclass(entry) and fields(entry)[0].name == "path"
+    return is_place and isinstance(value, str) and os.path.exists(os.path.expanduser(value))
 
 
 def _entry(value: Tree, cls: Any, where: str) -> Any:

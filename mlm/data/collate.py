@@ -38,8 +38,14 @@ class MaskedBatch(TypedDict):
     """(B, M) int64 ids to predict, IGNORE_INDEX in unused slots."""
     num_tokens: int
     """Tokens that are not padding."""
+    num_ordinary: int
+    """Tokens that may be predicted: all but the special ones."""
     num_masked: int
     """Tokens to predict."""
+    num_hidden: int
+    """Tokens to predict where [MASK] stands."""
+    num_random: int
+    """Tokens to predict where another ordinary token stands."""
 
 
 @dataclass(frozen=True)
@@ -117,14 +123,20 @@ class MaskedRows(Dataset[MaskedBatch]):
 
     def __getitem__(self, batch: RowBatch) -> MaskedBatch:
         ids, documents = self.rows.render(batch.rows)
-        masked = self.masking(ids, self.seed, batch.passes, batch.rows)
+        masked = self.masking(ids, self.seed, batch.passes, batch.rows, batch.mask_rate)
+        used = masked.labels != IGNORE_INDEX
+        shown = np.take_along_axis(masked.input_ids, masked.masked_positions, axis=1)
+        hidden = used & (shown == self.masking.mask_id)
         return MaskedBatch(
             input_ids=torch.from_numpy(masked.input_ids),
             attention_mask=torch.from_numpy(documents),
             masked_positions=torch.from_numpy(masked.masked_positions),
             labels=torch.from_numpy(masked.labels),
             num_tokens=int((documents > 0).sum()),
-            num_masked=int((masked.labels != IGNORE_INDEX).sum()),
+            num_ordinary=int((~self.masking.is_special[ids]).sum()),
+            num_masked=int(used.sum()),
+            num_hidden=int(hidden.sum()),
+            num_random=int((used & ~hidden & (shown != masked.labels)).sum()),
         )
 
 

@@ -47,6 +47,8 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 BLOCK_BYTES = 1 << 20
 """Bytes decoded at a time; also how far `auto` looks for a blank line."""
+WIDE_BYTES, WIDE_ZEROS = 4096, 8
+"""So far is looked for zeros in every second place, and so many of them say that the text is UTF-16."""
 MANY_LINES = 20
 """From this many lines on, `auto` dares to say that they look wrapped."""
 
@@ -246,10 +248,16 @@ def text_blocks(
         raise InputError(
             f"{name}: encoding={encoding} is unknown; try utf-8, latin-1, cp1252 or utf-16"
         ) from None
+    codec = codecs.lookup(encoding).name
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     position, line, at_start = 0, 1, True
     while True:
         block = stream.read(BLOCK_BYTES)
+        if not position and (wide := _wide_encoding(block)) and not codec.startswith(("utf-16", "utf-32")):
+            raise InputError(
+                f"{name}, line 1, byte 0: this is {wide} and not {encoding}; give this source its encoding, "
+                f"encoding: {wide}"
+            )
         try:
             decoded = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
@@ -272,6 +280,19 @@ def text_blocks(
             return
         position += len(block)
         line += text.count("\n")
+
+
+def _wide_encoding(block: bytes) -> str | None:
+    """Return the encoding of two or four bytes a character that a text seems to be in, by mark or zeros."""
+    head = block[:WIDE_BYTES]
+    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "utf-32"
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    even, odd = head[::2].count(0), head[1::2].count(0)
+    if max(even, odd) >= max(WIDE_ZEROS, len(head) / 16) and min(even, odd) <= max(even, odd) / 50:
+        return "utf-16-le" if odd > even else "utf-16-be"
+    return None
 
 
 _UNDECODED = re.compile("[\udc80-\udcff]")

@@ -12,9 +12,10 @@ block and the place in it, so all of the above holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +72,8 @@ class RowBatch(NamedTuple):
     """(B,) how often the data was gone through before."""
     rows: Ints
     """(B,) row numbers in the row table."""
+    mask_rate: float | None = None
+    """Share of the ordinary tokens to predict; None: that of the masking."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class TrainingSampler:
         world_size: number of processes.
         rows_consumed: rows the run trained on before; the whole resume state.
         parts: the parts of a weighted mix, in the order of the table; empty: all rows are equal.
+        mask_rate: the mask rate of an optimizer step, counted from the first one of this sampler; it is asked
+            when the rows are drawn, in the process that trains, and travels with them to loader processes.
     """
 
     num_rows: int
@@ -96,13 +101,15 @@ class TrainingSampler:
     world_size: int = 1
     rows_consumed: int = 0
     parts: tuple[Part, ...] = ()
+    mask_rate: Callable[[int], float] | None = None
 
     def __iter__(self) -> Iterator[RowBatch]:
         share = self.global_batch_size // self.world_size
         first = self.rows_consumed + self.rank * share
-        while True:
+        for step in count():
+            rate = self.mask_rate(step) if self.mask_rate else None
             for start in range(first, first + share, self.micro_batch_size):
-                yield self.rows(np.arange(start, start + self.micro_batch_size))
+                yield self.rows(np.arange(start, start + self.micro_batch_size))._replace(mask_rate=rate)
             first += self.global_batch_size
 
     def rows(self, index: Ints) -> RowBatch:

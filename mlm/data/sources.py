@@ -48,7 +48,7 @@ from mlm.data.remote import (
 )
 from mlm.data.tables import arrow_documents, csv_rows, json_rows, parquet_documents, row_documents
 
-READER_VERSION = 2
+READER_VERSION = 3
 """Changes whenever the same files would give other documents."""
 SAVED_SPLITS, SAVED_STATE, SAVED_INFO = "dataset_dict.json", "state.json", "dataset_info.json"
 """What `datasets` writes beside the text: the splits in a folder, the files of one, and what they are."""

@@ -13,6 +13,7 @@ import io
 import json
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
@@ -58,6 +59,10 @@ def row_documents(rows: Iterator[Row], name: str, column: str | None, report: Re
 def _choose_column(name: str, columns: list[str], worded: list[str], column: str | None) -> str:
     if column is None:
         column = "text" if "text" in columns else worded[0] if len(worded) == 1 else None
+    if columns.count(str(column)) > 1:
+        raise InputError(
+            f"{name}: has {columns.count(str(column))} columns called {column}; rename all but one"
+        )
     if column in columns:
         return column
     wanted = f"has no column {column}" if column else "cannot tell which column holds the text"
@@ -124,7 +129,13 @@ def _json_lines(blocks: Iterator[str], name: str, report: ReadReport) -> Iterato
         try:
             value = _parse_json(line, name, number)
         except InputError as error:
-            report.bad_row(str(error))
+            problem = str(error)
+            if number == 1 and line.rstrip().endswith(("{", "[", ",")):
+                problem = (
+                    f"{name}, line 1: a JSON value that goes on over several lines; write one object a line "
+                    "(`jq -c . FILE > NEW.jsonl` does), or a .json file that is one array of objects"
+                )
+            report.bad_row(problem)
             continue
         yield f"line {number}", value
 
@@ -173,7 +184,7 @@ def csv_rows(blocks: Iterator[str], name: str, tabs: bool, report: ReadReport | 
         if unquoted:
             cells = list(map(without_quotes, cells))
         if header is None:
-            header = cells
+            header = _told_apart(cells)
         elif len(cells) > len(header):
             report.bad_row(
                 f"{name}, line {reader.line_num}: {len(cells)} cells under {len(header)} columns; "
@@ -181,6 +192,12 @@ def csv_rows(blocks: Iterator[str], name: str, tabs: bool, report: ReadReport | 
             )
         elif cells:
             yield f"line {reader.line_num}", dict(zip(header, cells, strict=False))
+
+
+def _told_apart(header: list[str]) -> list[str]:
+    """Number the columns that share a name, so that none hides another: `text` becomes `text (column 2)`."""
+    times = Counter(header)
+    return [f"{name} (column {number})" if times[name] > 1 else name for number, name in enumerate(header, 1)]
 
 
 def _is_plain_table(head: str) -> bool:

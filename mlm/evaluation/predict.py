@@ -31,10 +31,16 @@ Floats = npt.NDArray[np.float64]
 log = logging.getLogger(__name__)
 
 
+def arguments(model: SequenceClassifier, batch: LabelledBatch) -> dict[str, Tensor]:
+    """Return what the forward pass takes of a batch; token types only where the model knows them."""
+    known = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    has_types = model.config.type_vocab_size > 1
+    return known | {"token_type_ids": batch["token_type_ids"]} if has_types else known
+
+
 def classify(model: SequenceClassifier, batch: LabelledBatch) -> Tensor:
-    """Return the logits (B, C) of a batch on the model's device; token types only where it knows them."""
-    types = batch["token_type_ids"] if model.config.type_vocab_size > 1 else None
-    return model(batch["input_ids"], batch["attention_mask"], types)
+    """Return the logits (B, C) of a batch on the model's device."""
+    return model(**arguments(model, batch))
 
 
 @torch.no_grad()

@@ -2,14 +2,24 @@
 
 from mlm.hub.card import model_card
 from mlm.hub.families import architecture_of
-from mlm.hub.pretrained import load_classifier, load_encoder, load_masked_lm, load_pretrained, save_pretrained
+from mlm.hub.parity import CheckRows
+from mlm.hub.pretrained import (
+    load_classifier,
+    load_encoder,
+    load_masked_lm,
+    load_pretrained,
+    save_pretrained,
+)
+from mlm.hub.tokenizer_config import longest_row
 
 __all__ = [
+    "CheckRows",
     "architecture_of",
     "load_classifier",
     "load_encoder",
     "load_masked_lm",
     "load_pretrained",
+    "longest_row",
     "model_card",
     "save_pretrained",
 ]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from mlm.config.model import ClassifierConfig, ModelConfig
+from mlm.config.model import ClassifierConfig, ModelConfig, Pooling
 from mlm.hub.family import Family, Json
 
 COMMON: dict[str, Sequence[Any]] = {
@@ -21,7 +21,7 @@ COMMON: dict[str, Sequence[Any]] = {
     "position_offset": [0],
     "attention": ["bidirectional"],
     "head_transform": [True],
-    "pooling": ["cls", "mean", "cls_tanh"],
+    "pooling": get_args(Pooling),
 }
 """What the stock families fix alike, but for what each of them says otherwise."""
 
@@ -95,7 +95,7 @@ BERT = Family(
     renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     untied_copies={"cls.predictions.bias": "cls.predictions.decoder.bias"},
     ignored=r"bert\.pooler|bert\.embeddings\.position_ids|cls\.(predictions|seq)|classifier|qa_",
-    poolings=("cls",),
+    poolings=("cls_tanh",),
     dropout_path="hidden_dropout_prob",
 )
 
@@ -135,7 +135,7 @@ ROBERTA = Family(
     },
     prefix="roberta.",
     untied_copies={"lm_head.bias": "lm_head.decoder.bias"},
-    poolings=("cls",),
+    poolings=("cls_tanh",),
     positions_follow_padding=True,
     dropout_path="hidden_dropout_prob",
     ignored=r"roberta\.pooler|roberta\.embeddings\.position_ids|lm_head|classifier|qa_",
@@ -159,14 +159,14 @@ def _assumed_by_distilbert(written: Json) -> Json:
         "initializer_range": 0.02,
         "tie_word_embeddings": True,
         "position_embedding": "learned",
-        "pooling": "cls",
+        "pooling": "cls_relu",
     }
 
 
 DISTILBERT = Family(
     model_type="distilbert",
     architecture="DistilBertForMaskedLM",
-    classifier=None,  # its layer before the last is followed by relu
+    classifier="DistilBertForSequenceClassification",
     assumed=_assumed_by_distilbert,
     fixed={**BERT.fixed, "norm_eps": [1e-12], "type_vocab_size": [0]},
     unused=BERT.unused,
@@ -194,11 +194,17 @@ DISTILBERT = Family(
         "head.dense": "vocab_transform",
         "head.norm": "vocab_layer_norm",
         "head.output": "vocab_projector",
+        "pooler.dense": "pre_classifier",
     },
     prefix="distilbert.",
-    poolings=(),
+    poolings=("cls_relu",),
+    dropout_path="seq_classif_dropout",
     ignored=r"vocab_|pre_classifier|classifier|qa_|distilbert\.embeddings\.position_ids",
 )
+
+
+def _assumed_by_electra(written: Json) -> Json:
+    return _assumed_by_bert(written) | {"pooling": "cls_gelu"}
 
 
 def _width_of_electra(written: Json) -> Json:
@@ -208,8 +214,8 @@ def _width_of_electra(written: Json) -> Json:
 ELECTRA = Family(
     model_type="electra",
     architecture="ElectraForMaskedLM",
-    classifier=None,  # its dense layer is followed by gelu
-    assumed=_assumed_by_bert,
+    classifier="ElectraForSequenceClassification",
+    assumed=_assumed_by_electra,
     fixed={
         **{name: allowed for name, allowed in BERT.fixed.items() if name != "embedding_size"},
         "activation": ["gelu"],
@@ -230,9 +236,12 @@ ELECTRA = Family(
         "head.dense": "generator_predictions.dense",
         "head.norm": "generator_predictions.LayerNorm",
         "head.output": "generator_lm_head",
+        "pooler.dense": "classifier.dense",
+        "classifier": "classifier.out_proj",
     },
     prefix="electra.",
-    poolings=(),
+    poolings=("cls_gelu",),
+    dropout_path="hidden_dropout_prob",
     ignored=r"discriminator_|generator_|electra\.embeddings\.position_ids|classifier|qa_|sequence_summary",
 )
 """Published models are mostly discriminators: without a masked-LM head."""
@@ -251,7 +260,7 @@ def _assumed_by_modernbert(written: Json) -> Json:
         "initializer_range": 0.02,
         "norm_eps": 1e-5,
         "tie_word_embeddings": True,
-        "pooling": written.get("classifier_pooling", "cls"),
+        "classifier_pooling": "cls",
         "local_attention": 128,
         "global_attn_every_n_layers": types.index(FULL, 1) if FULL in types[1:] else len(types),
         "rope_parameters": {
@@ -282,8 +291,10 @@ MODERNBERT = Family(
         "activation": list(GATES),
         "type_vocab_size": [0],
         "first_attention_norm": [False],
+        "pooling": ["cls", "mean"],  # the class takes no other, whatever its head
     },
     paths={
+        "pooling": ["classifier_pooling"],
         "activation": ["hidden_activation"],
         "rotary_theta": [f"rope_parameters.{FULL}.rope_theta", "global_rope_theta"],
         "local_rotary_theta": [f"rope_parameters.{LOCAL}.rope_theta", "local_rope_theta"],
@@ -340,7 +351,7 @@ def family_of(config: ModelConfig, classifier: ClassifierConfig | None = None) -
 def architecture_of(config: ModelConfig, classifier: ClassifierConfig | None = None) -> str:
     """Return the name of the class that reads a model of this configuration."""
     family = family_of(config, classifier)
-    return str(family.classifier) if classifier else family.architecture
+    return family.classifier if classifier else family.architecture
 
 
 def missing_counterparts(config: ModelConfig, classifier: ClassifierConfig | None = None) -> str:
@@ -352,6 +363,6 @@ def missing_counterparts(config: ModelConfig, classifier: ClassifierConfig | Non
 
 def _unrepresented(family: Family, config: ModelConfig, classifier: ClassifierConfig | None) -> list[str]:
     faults = [f"model.{fault}" for fault in family.unrepresented(config)]
-    if classifier and classifier.pooling not in family.poolings:
-        faults.append(f"head.pooling={classifier.pooling}")
+    if classifier and config.pooling not in family.poolings:
+        faults.append(f"model.pooling={config.pooling}")
     return faults

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mlm.config.errors import InputError
-from mlm.config.model import ClassifierConfig, ModelConfig
+from mlm.config.model import ClassifierConfig, ModelConfig, Pooling
 
 Json = dict[str, Any]
 
@@ -41,8 +41,8 @@ class Family:
     """What config.json calls it."""
     architecture: str
     """Its class with a masked-LM head."""
-    classifier: str | None
-    """Its class with a head for classes or a score; None: that head is of a kind that we do not compute."""
+    classifier: str
+    """Its class with a head for classes or a score."""
     assumed: Callable[[Json], Json]
     """What the class takes for the paths that a config.json leaves out."""
     fixed: Mapping[str, Sequence[Any]]
@@ -67,8 +67,8 @@ class Family:
     """Names that stand a second time, under another one, in a file with an output matrix of its own."""
     ignored: str = "(?!)"
     """Pattern of how the names begin that a model with another head does not need; by default none."""
-    poolings: Sequence[str] = ("cls", "mean")
-    """Values of `ClassifierConfig.pooling` that the classifier knows."""
+    poolings: Sequence[str] = get_args(Pooling)
+    """Values of `ModelConfig.pooling` that the classifier knows."""
     positions_follow_padding: bool = False
     """Whether the first token takes the row after the padding id in the table of positions."""
     dropout_path: str | None = None
@@ -113,12 +113,11 @@ class Family:
     def write_classifier(self, classifier: ClassifierConfig) -> Json:
         """Return what config.json says of the head of a classifier."""
         return {
-            "architectures": [str(self.classifier)],
+            "architectures": [self.classifier],
             "problem_type": PROBLEM_TYPES[classifier.label_type],
             "id2label": {str(number): label for number, label in enumerate(classifier.labels)},
             "label2id": {label: number for number, label in enumerate(classifier.labels)},
             "classifier_dropout": classifier.dropout,
-            "classifier_pooling": classifier.pooling,
         }
 
     def read_classifier(self, written: Json) -> ClassifierConfig:
@@ -141,11 +140,7 @@ class Family:
         dropout = written.get("classifier_dropout")
         if dropout is None:
             dropout = written.get(self.dropout_path or "", 0.0)
-        pooling = written.get("classifier_pooling", "cls")
-        if pooling not in self.poolings:
-            allowed = ", ".join(self.poolings)
-            raise InputError(f"classifier_pooling={pooling} is not supported, only {allowed}")
-        return ClassifierConfig(tuple(map(str, labels)), types[problem], pooling, dropout)
+        return ClassifierConfig(tuple(map(str, labels)), types[problem], dropout)
 
     def their_names(self, name: str) -> list[str]:
         """Return the names in the file of what our weight `name` is stacked from."""

@@ -14,7 +14,7 @@ import pickle
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,10 +24,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from mlm.config.errors import InputError
-from mlm.config.model import ClassifierConfig, ModelConfig
+from mlm.config.model import ClassifierConfig, ModelConfig, Pooling
 from mlm.hub.download import model_folder
-from mlm.hub.families import FAMILIES, OWN, family_of, missing_counterparts
+from mlm.hub.families import FAMILIES, OWN, architecture_of, family_of, missing_counterparts
 from mlm.hub.family import TOKEN_IDS, Family, Json
+from mlm.hub.parity import CheckRows, check_written, random_row
+from mlm.hub.tokenizer_config import TOKENIZER_CONFIG, describe_tokenizer
 from mlm.model import UNUSED_ID_BIAS, Encoder, MaskedLM, SequenceClassifier, init_weights
 from mlm.tokenizer import SpecialTokens
 
@@ -35,9 +37,6 @@ CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bi
 INDEX = ".index.json"
 """What the name of either ends with where the weights are in several files."""
 POSITIONS = "encoder.embeddings.position.weight"
-MAX_DIFFERENCE = 1e-4
-"""Largest difference of a logit between a model and what is read back of it."""
-
 log = logging.getLogger(__name__)
 
 
@@ -88,7 +87,9 @@ def _masked_lm(folder: Path) -> tuple[MaskedLM, list[str]]:
     return model.eval(), missing
 
 
-def load_classifier(folder: str | Path, new: ClassifierConfig | None = None) -> SequenceClassifier:
+def load_classifier(
+    folder: str | Path, new: ClassifierConfig | None = None, pooling: Pooling | None = None
+) -> SequenceClassifier:
     """Read a classifier, or put a new one on the encoder of any model folder.
 
     Args:
@@ -96,6 +97,7 @@ def load_classifier(folder: str | Path, new: ClassifierConfig | None = None) -> 
         new: the head to be trained. What the folder has of it is taken over: the pooler, or the transform of
             ModernBERT's masked-LM head, and the last layer if it has the same labels in any order; the rest
             is drawn from torch's generator. None: the head that config.json names.
+        pooling: what stands for a text in the new head; None: as config.json has it.
 
     Returns:
         The model in float32, on the CPU, in evaluation mode.
@@ -117,6 +119,7 @@ def load_classifier(folder: str | Path, new: ClassifierConfig | None = None) -> 
         own = None
     head = new or own
     assert head, "one of the two is there"
+    config = replace(config, pooling=pooling or config.pooling)
     tensors = _without_narrow_transform(config, _read_tensors(folder), not is_classifier)
     last = {theirs for leaf in ("weight", "bias") for theirs in family.their_names(f"classifier.{leaf}")}
     order = own.order_of(head.labels) if own and own.label_type == head.label_type else None
@@ -180,6 +183,8 @@ def save_pretrained(
     tokenizer: Tokenizer,
     model_max_length: int,
     card: str,
+    rows: CheckRows | None = None,
+    start: str | Path | None = None,
 ) -> Path:
     """Write a model folder, whole or not at all; a model folder that is already there is replaced.
 
@@ -191,19 +196,22 @@ def save_pretrained(
         tokenizer: the one the model was trained with.
         model_max_length: longest row in tokens.
         card: content of README.md; how closely the model was read back is added.
+        rows: real text to compare the logits for; None: one row of random tokens.
+        start: the model folder that this one goes on from; the settings of its tokenizer are kept.
 
     Raises:
         InputError: the tokenizer is larger than the model's tables, the model's numbers are not finite, or
             something else is in the place of the folder.
+        RuntimeError: what was written is not read back as it should be (`parity.py`).
     """
     folder = Path(folder)
     longest = model.config.max_position_embeddings or model_max_length
     config = replace(model.config, max_position_embeddings=longest)
     classifier = model.classifier_config if isinstance(model, SequenceClassifier) else None
     family, special = family_of(config, classifier), SpecialTokens.from_tokenizer(tokenizer)
-    num_tokens, rows = max(tokenizer.get_vocab().values()) + 1, model.encoder.embeddings.token.num_embeddings
-    if num_tokens > rows:
-        raise InputError(f"the tokenizer has {num_tokens} entries, more than the model's vocab_size={rows}")
+    num_tokens, size = max(tokenizer.get_vocab().values()) + 1, model.encoder.embeddings.token.num_embeddings
+    if num_tokens > size:
+        raise InputError(f"the tokenizer has {num_tokens} entries, more than the model's vocab_size={size}")
     if family.positions_follow_padding:
         config = replace(config, position_offset=special.pad + 1)
     if family is OWN:
@@ -225,10 +233,13 @@ def save_pretrained(
             (part / CONFIG).stat().st_mode
         )  # the library makes it readable by the owner only
         tokenizer.save(str(part / "tokenizer.json"))
-        settings = _tokenizer_settings(tokenizer, special, config) | {"model_max_length": model_max_length}
-        _write_json(part / "tokenizer_config.json", settings)
-        difference = _largest_difference(model, load_pretrained(part), min(longest, 64), num_tokens)
-        check = f"Read back after writing, no logit differs by more than {difference:.1e}."
+        settings = describe_tokenizer(tokenizer, config, model_max_length, start)
+        _write_json(part / TOKENIZER_CONFIG, settings)
+        on = "real text" if rows else "random tokens"
+        rows = rows or random_row(num_tokens, min(longest, 64), special.pad)
+        stock = None if family is OWN else architecture_of(config, classifier)
+        found = check_written(part, model, load_pretrained(part), stock, rows, num_tokens)
+        check = f"Read back after writing, on {rows['input_ids'].shape[0]} rows of {on}: {found}."
         (part / "README.md").write_text(f"{card.rstrip()}\n\n{check}\n", encoding="utf-8")
         _put_in_place(part, folder)
     finally:
@@ -346,41 +357,6 @@ def _their_tensors(
         copies = family.untied_copies.items()
         result |= {copy: result[name].clone() for name, copy in copies if name in result}
     return result
-
-
-def _tokenizer_settings(tokenizer: Tokenizer, special: SpecialTokens, config: ModelConfig) -> Json:
-    """Return what transformers has to know of the tokenizer beside tokenizer.json."""
-    tokens = {f"{name}_token": tokenizer.id_to_token(token) for name, token in asdict(special).items()}
-    if tokens["cls_token"] == "<s>":  # as RoBERTa's, which have a second name for both
-        tokens |= {"bos_token": tokens["cls_token"], "eos_token": tokens["sep_token"]}
-    inputs = ["input_ids", *["token_type_ids"] * (config.type_vocab_size > 1), "attention_mask"]
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": inputs,
-        "clean_up_tokenization_spaces": False,
-        **tokens,
-    }
-
-
-@torch.no_grad()
-def _largest_difference(
-    model: MaskedLM | SequenceClassifier,
-    copy: MaskedLM | SequenceClassifier,
-    length: int,
-    num_tokens: int,
-) -> float:
-    """Return the largest difference of a logit on one random row, the ids beyond the tokenizer left out."""
-    device, was_training = next(model.parameters()).device, model.training
-    outputs = num_tokens if isinstance(model, MaskedLM) else None
-    ids = torch.randint(num_tokens, (1, length), generator=torch.Generator().manual_seed(0)).to(device)
-    before, after = (one.to(device).eval()(ids)[..., :outputs] for one in (model, copy))
-    model.train(was_training)
-    if not before.isfinite().all():
-        raise InputError("the model computes numbers that are not finite, so it is not saved")
-    difference = (before - after).abs().max().item()
-    if not difference <= MAX_DIFFERENCE:  # nor if it is not a number
-        raise RuntimeError(f"read back, the model differs by {difference:.1e} in a logit, so it is not saved")
-    return difference
 
 
 def _put_in_place(part: Path, folder: Path) -> None:

@@ -3,15 +3,15 @@
 - the masked-LM head looks at the M masked positions only, because the vocabulary makes it the widest layer
 - the output matrix is the token embedding table itself (tied), or one of its own; a bias over the vocabulary
   is added
-- the classifier's layers are those of the stock class of the encoder's family: a post-norm encoder has BERT's
-  pooler (dense, tanh), a pre-norm one ModernBERT's head (dense, non-linearity, norm)
+- the classifier's layers are those of a stock class, and `ModelConfig.pooling` says of which: ModernBERT's
+  (dense, non-linearity, norm), or a dense layer with BERT's tanh, DistilBERT's relu, ELECTRA's gelu
 
 Sizes: B batch, S sequence, M masked positions a row, D hidden, V vocabulary, C classes (1 for a score).
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,12 @@ from mlm.model.encoder import Encoder
 from mlm.model.layers import ACTIVATIONS, build_norm, init_weights
 from mlm.model.pooling import pool
 
+NON_LINEARITIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "cls_tanh": torch.tanh,
+    "cls_relu": F.relu,
+    "cls_gelu": F.gelu,
+}
+"""What follows the dense layer of a pooler that has no norm, by `ModelConfig.pooling`."""
 UNUSED_ID_BIAS = -1e4
 """Output bias of ids that no token has: its exponential is 0, and it is finite in every float type."""
 
@@ -83,16 +89,18 @@ class MaskedLM(nn.Module):
 class Pooler(nn.Module):
     """One vector for a text: that of its first token or the mean, transformed."""
 
-    def __init__(self, config: ModelConfig, pooling: Literal["cls", "mean"]) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.pooling, self.activation = pooling, ACTIVATIONS[config.activation]
+        assert config.pooling, "ModelConfig fixes it"
+        self.pooling: str = config.pooling
         self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
-        self.norm = build_norm(config) if config.norm_position == "pre" else None
+        self.norm = None if self.pooling in NON_LINEARITIES else build_norm(config)
+        self.activation = NON_LINEARITIES.get(self.pooling, ACTIVATIONS[config.activation])
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return (B, D) for `hidden` (B, S, D) and the 0/1 `attention_mask` (B, S); None: no padding."""
-        pooled = self.dense(pool(hidden, attention_mask, self.pooling))
-        return torch.tanh(pooled) if self.norm is None else self.norm(self.activation(pooled))
+        pooled = self.activation(self.dense(pool(hidden, attention_mask, self.pooling)))
+        return pooled if self.norm is None else self.norm(pooled)
 
 
 class SequenceClassifier(nn.Module):
@@ -103,7 +111,7 @@ class SequenceClassifier(nn.Module):
         self.config = config
         self.classifier_config = classifier_config
         self.encoder = Encoder(config)
-        self.pooler = Pooler(config, classifier_config.pooling)
+        self.pooler = Pooler(config)
         self.dropout = nn.Dropout(classifier_config.dropout)
         self.classifier = nn.Linear(config.hidden_size, len(classifier_config.labels))
         init_weights(self, config.initializer_range)

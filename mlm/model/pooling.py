@@ -14,7 +14,7 @@ def pool(hidden: Tensor, attention_mask: Tensor | None, how: str) -> Tensor:
     Args:
         hidden: (B, S, D) the encoder's output.
         attention_mask: (B, S) integer or bool, 0 = padding; None: no padding.
-        how: a value of `ModelConfig.pooling`; the layer and tanh that follow cls_tanh belong to the head.
+        how: a value of `ModelConfig.pooling`; the layers that follow belong to the head.
     """
     if how != "mean":
         return hidden[:, 0]

@@ -60,31 +60,37 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         """Update every parameter that has a gradient."""
         loss = _evaluate(closure)
+        device = self.param_groups[0]["params"][0].device
+        skip = getattr(self, "found_inf", torch.zeros((), device=device)).bool()
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape[parameter.shape].append(parameter)
             for parameters in by_shape.values():
-                self._update(parameters, group)
+                self._update(parameters, group, skip)
         return loss
 
-    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Update parameters of one shape together: one batched product is faster than several small ones."""
+    def _update(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor) -> None:
+        """Update parameters of one shape together: one batched product is faster than several small ones.
+
+        Where `skip`, a scalar on the device, is true, all is computed and nothing changes.
+        """
         num_blocks, momentum = group["num_blocks"], group["momentum"]
         rows, columns = parameters[0].size(0) // num_blocks, parameters[0].size(1)
         directions = []
         for parameter in parameters:
             buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
-            gradient = parameter.grad
-            assert gradient is not None, "step() passes on parameters with gradients only"
+            assert parameter.grad is not None, "step() passes on parameters with gradients only"
+            gradient = torch.where(skip, buffer, parameter.grad)
             buffer.lerp_(gradient, 1 - momentum)
             directions.append(gradient.lerp(buffer, momentum).view(num_blocks, rows, columns))
         updates = newton_schulz(torch.cat(directions)).to(parameters[0].dtype)
         scale = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
+        decay = torch.where(skip, 1.0, 1 - group["lr"] * group["weight_decay"])
         for parameter, update in zip(parameters, updates.split(num_blocks), strict=True):
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(update.reshape(parameter.shape), alpha=-scale)
+            parameter.mul_(decay)
+            parameter.add_(update.reshape(parameter.shape).masked_fill(skip, 0.0), alpha=-scale)
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
@@ -181,6 +187,7 @@ def build_optimizer(
     """
     muon, adamw = param_groups(model, config, num_blocks or {})
     rest = torch.optim.AdamW(adamw, lr=0.0, betas=config.betas, eps=config.eps, fused=True)
+    rest._step_supports_amp_scaling = False  # 16-mixed: unscale before we clip
     if not muon:
         return rest
     return CombinedOptimizer(Muon(muon, config.momentum, config.weight_decay), rest)
@@ -190,3 +197,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """Set every group's learning rate to `factor` of its peak."""
     for group in optimizer.param_groups:
         group["lr"] = group["peak_lr"] * factor
+
+
+def skip_step_if(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
+    """Let the next step leave weights and state as they are where `skip`, a bool scalar, is true.
+
+    The device decides, so nobody waits for it; torch's fused optimizers know it as `found_inf`.
+    """
+    for part in getattr(optimizer, "optimizers", [optimizer]):
+        part.found_inf = skip.float()

@@ -27,7 +27,9 @@ def inverse_sqrt_decay(progress: float) -> float:
 
 
 def warmup_steps(config: ScheduleConfig, total: int) -> int:
-    """Return the warm-up of a run of `total` steps, in steps."""
+    """Return the warm-up of a run of `total` steps, in steps; a decay has none."""
+    if config.name == "decay":
+        return 0
     if config.warmup_steps is not None:
         return config.warmup_steps
     return round(config.warmup_fraction * total)
@@ -50,5 +52,5 @@ def learning_rate_factor(config: ScheduleConfig, step: int, total: int) -> float
         decay = max(round(config.decay_fraction * total), 1)
         start = max(total - decay, warmup)
         return 1.0 if step < start else inverse_sqrt_decay((step - start) / (total - start))
-    fall = {"linear": linear, "cosine": cosine}[config.name]
+    fall = {"linear": linear, "cosine": cosine, "decay": inverse_sqrt_decay}[config.name]
     return fall((step - warmup) / (total - warmup))

@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,22 +19,23 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig
+from mlm.config.experiment import PretrainConfig, is_first_process
 from mlm.config.training import TrainerConfig
 from mlm.data.collate import Rows
 from mlm.data.sampler import TrainingSampler
 from mlm.evaluation.masked_lm import MaskedLMScores, score_batches
 from mlm.optim.schedule import warmup_steps
-from mlm.training.checkpoint import checkpoint_path
+from mlm.training.checkpoint import checkpoint_path, checkpoint_step
 
 log = logging.getLogger(__name__)
 
 KEPT_CHECKPOINTS = 2
 """The newest, and one more in case it cannot be read."""
-FINITE_EVERY = 10
-"""Steps between two looks whether the loss is still a number."""
+LOOK_EVERY = 10
+"""Steps between two looks whether an accelerator had to skip some."""
 PLANNING_STEPS = range(5, 15)
 """Steps whose duration fixes the length of a time-limited run, if they take at least PLANNING_TIME of it."""
 PLANNING_TIME = 0.03
@@ -55,12 +56,22 @@ class Progress:
     """Seconds of training, over all resumes, validation included."""
     planned_steps: int | None = None
     """Length of the run in optimizer steps; None until a time-limited run has measured its throughput."""
+    mask_rate_from: int = 0
+    """Step from which on the mask rate moves: no batch of it was drawn before the length was known."""
+    planned_for: tuple[int | str | None, ...] = ()
+    """The bounds that this length follows from."""
     first: dict[str, float] | None = None
     """Validation scores before the first update."""
     validation_s: float = 0.0
     """Seconds that this validation took."""
     last: dict[str, float] | None = None
     """Newest validation scores."""
+    best: list[tuple[float, int]] = field(default_factory=list)
+    """Loss and step of the best validations, best first, as many as checkpoints are kept for them."""
+    skipped: int = 0
+    """Optimizer steps skipped because loss or gradient was no number."""
+    skipped_in_a_row: int = 0
+    """How many of them ended with the newest step."""
 
 
 class StepCallback(pl.Callback):
@@ -122,8 +133,8 @@ class Clock(StepCallback):
 class Validation(StepCallback):
     """Scores the held-out rows before the first step, every few steps, and after the last one."""
 
-    def __init__(self, every: int, progress: Progress, clock: Clock):
-        self.every, self.progress, self.clock = every, progress, clock
+    def __init__(self, config: TrainerConfig, progress: Progress, clock: Clock):
+        self.config, self.progress, self.clock = config, progress, clock
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Score the untrained model; its time is not counted as training."""
@@ -136,8 +147,12 @@ class Validation(StepCallback):
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Score if it is time, or if this was the last step."""
-        if trainer.global_step % self.every == 0 or trainer.should_stop:
+        step = trainer.global_step
+        if step % self.config.val_every == 0 or trainer.should_stop:
             self.progress.last = self._score(trainer, module)
+            if math.isfinite(self.progress.last["loss"]):
+                ranked = sorted([*self.progress.best, (self.progress.last["loss"], step)])
+                self.progress.best = ranked[: self.config.keep_best]
             self.clock.now()
 
     def _score(self, trainer: pl.Trainer, module: Any) -> dict[str, float]:
@@ -155,30 +170,38 @@ class Budget(StepCallback):
 
     def __init__(self, config: PretrainConfig, progress: Progress, clock: Clock):
         self.config, self.schedule = config.trainer, config.schedule
+        workers = config.data.num_workers
+        self.drawn_ahead = 2 + 2 * (2 if workers is None else workers)
+        """Steps whose batches may be drawn already: one by Lightning, two by each loader process."""
         self.progress, self.clock = progress, clock
         by_tokens = (self.config.max_tokens or math.inf) / clock.tokens_per_step
         self.allowed_steps = min(self.config.max_steps or math.inf, by_tokens)
         """Steps that max_steps and max_tokens allow."""
         self.reason: str | None = None
         """The bound that ended the run."""
+        if self.config.max_time is None and (excess := self._excess_of_warmup(math.ceil(self.allowed_steps))):
+            raise InputError(f"{excess}; shorten schedule.warmup_steps or lengthen the run")
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        """Plan the steps that are known from the start."""
+        """Plan the steps if they are known: from the start, or from the throughput of a run made longer."""
         super().on_train_start(trainer, module)
-        self._first = (trainer.global_step, self.progress.elapsed_s)
-        if self.config.max_time is None:
-            self.progress.planned_steps = math.ceil(self.allowed_steps)
-            self._check_warmup()
+        done, elapsed_s = trainer.global_step, self.progress.elapsed_s
+        self._first = (done, elapsed_s)
+        self.progress.planned_for = self.config.bounds
+        if self.config.max_seconds is None:
+            self.progress.planned_steps, self.progress.mask_rate_from = math.ceil(self.allowed_steps), 0
+        elif self.progress.planned_steps is None and done >= PLANNING_STEPS.stop:
+            self._fix(done, elapsed_s / done, self.config.max_seconds * PLANNED_SHARE - elapsed_s)
 
-    def _check_warmup(self) -> None:
-        planned = self.progress.planned_steps or 1
+    def _excess_of_warmup(self, planned: int) -> str | None:
+        """Tell what is wrong if the warm-up is longer than the run."""
         warmup = warmup_steps(self.schedule, planned)
-        if warmup > planned:
-            log.warning(
-                "the warm-up of %s steps is longer than the run of %s: the peak rate is never reached",
-                f"{warmup:,}",
-                f"{planned:,}",
-            )
+        if warmup <= planned:
+            return None
+        return (
+            f"the warm-up of {warmup:,} steps is longer than the run of {planned:,}: the peak rate is never "
+            "reached"
+        )
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Plan once the throughput is known; stop where a bound is reached."""
@@ -201,10 +224,15 @@ class Budget(StepCallback):
         if done >= PLANNING_STEPS.stop and window_s >= PLANNING_TIME * limit:
             step_s = window_s / (done - first_step) + self.progress.validation_s / self.config.val_every
             left_s = limit * PLANNED_SHARE - self.progress.elapsed_s - self.progress.validation_s
-            affordable = done + left_s / step_s
-            self.progress.planned_steps = max(int(min(affordable, self.allowed_steps)), done + 1)
-            log.info("%s allows %s steps", self.config.max_time, f"{self.progress.planned_steps:,}")
-            self._check_warmup()
+            self._fix(done, step_s, left_s)
+            self.progress.mask_rate_from = done + self.drawn_ahead
+
+    def _fix(self, done: int, step_s: float, left_s: float) -> None:
+        planned = max(int(min(done + left_s / step_s, self.allowed_steps)), done + 1)
+        self.progress.planned_steps = planned
+        log.info("%s allows %s steps", self.config.max_time, f"{planned:,}")
+        if excess := self._excess_of_warmup(planned):
+            log.warning("%s", excess)
 
 
 def bound_reached(config: TrainerConfig, progress: Progress, done: int) -> str | None:
@@ -219,42 +247,96 @@ def bound_reached(config: TrainerConfig, progress: Progress, done: int) -> str |
     return None
 
 
-class FiniteCheck(StepCallback):
-    """Ends a run whose loss or gradient is no number any more, before that reaches a checkpoint."""
+class SkippedSteps(StepCallback):
+    """Counts and logs the steps whose loss or gradient was no number; too many in a row end the run.
 
-    def __init__(self, save_every: int):
-        self.save_every = save_every
+    Such a step changed neither weights nor optimizer state; its rows count as trained on, and learning rate
+    and step go on.
+    """
+
+    def __init__(self, config: TrainerConfig, progress: Progress, clock: Clock, checkpoints: Path):
+        self.config, self.progress, self.clock, self.checkpoints = config, progress, clock, checkpoints
+        self._unread: list[tuple[Tensor, int, float, int]] = []
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
-        """Ask the device now and then, and always when a checkpoint is due."""
-        step = trainer.global_step
-        due = step % FINITE_EVERY == 0 or step % self.save_every == 0 or trainer.should_stop
-        if due and not bool(module.is_finite):
-            rate = max(group["lr"] for group in trainer.optimizers[0].param_groups)
+        """Note the step; ask the device now and then, and always when a checkpoint is due."""
+        step, rate = trainer.global_step, max(group["lr"] for group in trainer.optimizers[0].param_groups)
+        self._unread.append((module.skipped, step, rate, self.progress.rows - self.clock.batch_size))
+        periods = (LOOK_EVERY, self.config.save_every, self.config.keep_every or LOOK_EVERY)
+        due = trainer.should_stop or any(step % every == 0 for every in periods)
+        if due or module.device.type == "cpu":  # where an answer costs nothing
+            skipped = torch.stack([flag for flag, *_ in self._unread]).tolist()
+            for flag, (_, at, lr, first_row) in zip(skipped, self._unread, strict=True):
+                self._count(flag, at, lr, first_row)
+            self._unread = []
+
+    def _count(self, skipped: bool, step: int, rate: float, first_row: int) -> None:
+        if not skipped:
+            self.progress.skipped_in_a_row = 0
+            return
+        self.progress.skipped += 1
+        self.progress.skipped_in_a_row += 1
+        rows = self.clock.sampler.rows(np.arange(first_row, first_row + self.clock.batch_size)).rows
+        log.warning(
+            "step %d skipped: its loss or gradient is not finite (learning rate %g, rows %s)",
+            step,
+            rate,
+            " ".join(map(str, rows)),
+        )
+        if self.progress.skipped_in_a_row >= self.config.max_skipped_steps:
+            number = self.progress.skipped_in_a_row
             raise InputError(
-                f"the loss or its gradient is not finite, at the latest since step {step} (learning rate "
-                f"{rate:g}): lower optimizer.lr or lengthen the warm-up; --resume goes on from the last "
-                "checkpoint, which is good"
+                f"the loss or its gradient was not finite in {number} steps in a row, {step - number + 1} to "
+                f"{step} (learning rate {rate:g}): lower optimizer.lr or lengthen the warm-up; "
+                f"{self._last_good(step)}"
             )
+
+    def _last_good(self, step: int) -> str:
+        """Name the checkpoint to go on with; what holds the very weights that gave no number is set aside."""
+        first_fatal = checkpoint_path(self.checkpoints, step - self.progress.skipped_in_a_row)
+        saved = sorted(self.checkpoints.glob("step-*.ckpt"))
+        for path in saved if is_first_process() else []:
+            if path >= first_fatal:
+                path.rename(path.with_name(f"{path.name}.broken"))
+        good = [path for path in saved if path < first_fatal]
+        if not good:
+            return "no checkpoint is good"
+        return f"--resume goes on from the last good checkpoint, {good[-1]}"
 
 
 class CheckpointSaver(StepCallback):
-    """Saves every few steps and after the last one; keeps the two newest checkpoints."""
+    """Saves every few steps, after the best validations and after the last step; removes what is not kept.
 
-    def __init__(self, folder: Path, every: int, clock: Clock):
-        self.folder, self.every, self.clock = folder, every, clock
+    Kept are the two newest, the best and, if asked for, every so many steps. Where a step was skipped, the
+    weights may be the reason: they are not saved, unless the run ends with them.
+    """
+
+    def __init__(self, folder: Path, config: TrainerConfig, progress: Progress, clock: Clock):
+        self.folder, self.config, self.progress, self.clock = folder, config, progress, clock
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Save if it is time, then remove the older ones."""
-        if trainer.global_step % self.every and not trainer.should_stop:
+        step, best = trainer.global_step, {step for _, step in self.progress.best}
+        due = step % self.config.save_every == 0 or self._stays(step)
+        if not (trainer.should_stop or step in best or (due and not self.progress.skipped_in_a_row)):
             return
         self.clock.now()
-        path = checkpoint_path(self.folder, trainer.global_step)
-        trainer.save_checkpoint(path)
-        if trainer.is_global_zero:
+        trainer.save_checkpoint(checkpoint_path(self.folder, step))
+        if trainer.is_global_zero and not save_failure(trainer):
             older = sorted(self.folder.glob("step-*.ckpt"), reverse=True)[KEPT_CHECKPOINTS:]
-            for other in [*older, *self.folder.glob(".step-*")]:  # the latter: of a process that was killed
-                other.unlink()
+            left = self.folder.glob(".step-*")  # by a process that was killed
+            for path in [*(one for one in older if checkpoint_step(one) not in best), *left]:
+                if path.name.startswith(".") or not self._stays(checkpoint_step(path)):
+                    path.unlink()
+
+    def _stays(self, step: int) -> bool:
+        """Tell whether the checkpoint of a step is kept for ever."""
+        return self.config.keep_every is not None and step % self.config.keep_every == 0
+
+
+def save_failure(trainer: pl.Trainer) -> OSError | None:
+    """Return why the newest checkpoint could not be written, None if it could; only the first rank knows."""
+    return getattr(trainer.strategy.checkpoint_io, "failure", None)
 
 
 class GracefulStop(StepCallback):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from mlm.config.experiment import is_first_process
+from mlm.config.launch import is_first_process
 
 NEEDED = ("state_dict", "optimizer_states", "loops", "global_step", "progress", "identity")
 """What a checkpoint of ours holds."""
@@ -26,14 +26,37 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}.ckpt"
 
 
+def checkpoint_step(path: Path) -> int:
+    """Return the optimizer step in the name of a checkpoint."""
+    return int(path.stem.removeprefix("step-"))
+
+
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes to a temporary file in the same folder, syncs and renames: a reader never sees half a file."""
+    """Writes to a temporary file in the same folder, syncs and renames: a reader never sees half a file.
+
+    Where the file system refuses, as a full one does, that is told and noted in `failure`, and training goes
+    on. It is no exception, because the other ranks wait for this one and know nothing of it.
+    """
+
+    failure: OSError | None = None
+    """Why the newest checkpoint could not be written, if it could not."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
         """Write `checkpoint` to `path`."""
-        target = Path(path)
+        self.failure = None
+        try:
+            self._write(checkpoint, Path(path))
+        except (OSError, RuntimeError) as error:
+            # torch's zip writer fails a second time, and otherwise, when it closes what it could not write.
+            cause = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(cause, OSError):
+                raise
+            self.failure = cause
+            log.warning("cannot save %s: %s; the checkpoints before it are kept", path, cause.strerror)
+
+    def _write(self, checkpoint: dict[str, Any], target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader
 
@@ -10,6 +12,8 @@ from mlm.data.collate import MaskedBatch, MaskedRows, build_masking
 from mlm.data.corpus import Corpus
 from mlm.data.sampler import TrainingSampler
 from mlm.evaluation.masked_lm import frozen_batches
+from mlm.masking import mask_rate_at
+from mlm.plan import planned_steps
 from mlm.training.callbacks import Progress
 
 
@@ -38,7 +42,8 @@ class PretrainDataModule(pl.LightningDataModule):
         assert self.trainer is not None
         workers = self.config.data.num_workers
         on_gpu = self.trainer.strategy.root_device.type == "cuda"
-        masking = build_masking(self.config.masking, self.config.masking.mask_rate, self.corpus.tokenizer)
+        rate = self.config.masking.highest_mask_rate
+        masking = build_masking(self.config.masking, rate, self.corpus.tokenizer)
         return DataLoader(
             MaskedRows(self.corpus.train, masking, self.config.seed),
             sampler=TrainingSampler(
@@ -50,14 +55,29 @@ class PretrainDataModule(pl.LightningDataModule):
                 world_size=self.trainer.world_size,
                 rows_consumed=self.progress.rows,
                 parts=self.corpus.train.parts,
+                mask_rate=self.mask_rates(self.trainer.global_step),
             ),
             batch_size=None,
             num_workers=(2 if on_gpu else 0) if workers is None else workers,
             pin_memory=on_gpu,
         )
 
+    def mask_rates(self, done: int) -> Callable[[int], float]:
+        """Return the mask rate of the n-th step after `done` ones.
+
+        Loader processes ask ahead of training, so the length of a run comes from its bounds where it can. A
+        run with a time limit learns its length on the way: until `Progress.mask_rate_from` nothing moves.
+        """
+        masking, trainer, progress = self.config.masking, self.config.trainer, self.progress
+        if trainer.max_time is not None:
+            return lambda step: mask_rate_at(
+                masking, done + step, progress.planned_steps, progress.mask_rate_from
+            )
+        total = planned_steps(trainer, self.corpus.train.tokens_per_row * trainer.global_batch_size)
+        return lambda step: mask_rate_at(masking, done + step, total)
+
     def val_dataloader(self) -> DataLoader[MaskedBatch]:
-        """Return the held-out rows of this rank, with frozen masks."""
+        """Return the held-out rows of this rank, with frozen masks at a rate that no schedule moves."""
         assert self.trainer is not None
         masking = build_masking(
             self.config.masking, self.config.masking.validation_mask_rate, self.corpus.tokenizer

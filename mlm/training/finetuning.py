@@ -177,11 +177,12 @@ def choose_tokenizer(config: FinetuneConfig) -> Tokenizer:
 def build_model(config: FinetuneConfig, task: LabelledTask, tokenizer: Tokenizer) -> SequenceClassifier:
     """Load the encoder and put a head for the task on it; the seed decides what is new in it."""
     torch.manual_seed(config.seed)
-    head = ClassifierConfig(task.labels, task.label_type, config.head.pooling, config.head.dropout)
+    head = ClassifierConfig(task.labels, task.label_type, config.head.dropout)
     if config.model == SCRATCH:
-        model = SequenceClassifier(scratch_shape(config, tokenizer), head)
+        shape = scratch_shape(config, tokenizer)
+        model = SequenceClassifier(replace(shape, pooling=config.head.pooling or shape.pooling), head)
     else:
-        model = load_classifier(str(config.model), head)
+        model = load_classifier(str(config.model), head, config.head.pooling)
     width, rate = model.config.hidden_size, config.optimizer.lr
     if width >= WIDE and rate > HIGH_RATE:
         log.warning("optimizer.lr=%g is high for an encoder of width %d; 2e-5 to 8e-5 are usual", rate, width)

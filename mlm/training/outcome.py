@@ -13,14 +13,15 @@ import numpy.typing as npt
 from lightning.pytorch.loggers import Logger
 from tokenizers import Tokenizer
 
-from mlm.config.finetune import FinetuneConfig
+from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.data.examples import EncodedExamples
 from mlm.data.labelled import Examples, LabelledTask
 from mlm.evaluation.metrics import confusion_matrix, task_metrics
-from mlm.evaluation.predict import predict_logits, write_predictions
+from mlm.evaluation.predict import arguments, predict_logits, write_predictions
 from mlm.hub.card import model_card
 from mlm.hub.families import architecture_of
 from mlm.hub.pretrained import save_pretrained
+from mlm.hub.tokenizer_config import longest_row
 from mlm.model.heads import SequenceClassifier
 from mlm.training.callbacks import Progress
 from mlm.training.epochs import Epoch, scores_of
@@ -30,6 +31,8 @@ from mlm.training.summary import write_summary
 
 Floats = npt.NDArray[np.float64]
 
+CHECKED_EXAMPLES = 4
+"""Examples on which the saved model is compared with the trained one."""
 MAX_SHOWN_CLASSES = 20
 """With more classes, the table by class stays in summary.json."""
 
@@ -110,6 +113,7 @@ class Outcome:
         losses = [row["train/loss"] for row in self.history]
         examples, logits = self.reported
         is_score = self.prepared.task.label_type == "regression"
+        assert examples.labels is not None, "what is reported has labels"
         differ = len(np.unique(examples.labels)) > 1
         if differ and is_score and np.ptp(logits) == 0:
             return "every text gets the same score"
@@ -160,8 +164,16 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
     card = model_card(
         str(folder / "model"), model.config, facts | summary["metrics"], architecture, task.labels
     )
-    length = config.data.max_length or model.config.max_position_embeddings or prepared.max_length
-    save_pretrained(folder / "model", model, prepared.tokenizer, model_max_length=length, card=card)
+    start, checked = tokenizer_folder(config), np.arange(min(len(prepared.validation), CHECKED_EXAMPLES))
+    save_pretrained(
+        folder / "model",
+        model,
+        prepared.tokenizer,
+        model_max_length=config.data.max_length or longest_row(start, model.config) or prepared.max_length,
+        card=card,
+        rows=arguments(model, prepared.validation[checked]),
+        start=start,
+    )
     draw(outcome, summary, loggers)
     write_summary(folder / "summary.json", summary)
     title = run_title(folder)
@@ -172,6 +184,12 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
         log.info("%s: %s", title, shown)
     if task.label_type == "classification":
         warn_of_one_class(summary)
+
+
+def tokenizer_folder(config: FinetuneConfig) -> str:
+    """Return the folder of the tokenizer: that of the model, or what random weights take it from."""
+    source = str(config.tokenizer if config.model == SCRATCH else config.model)
+    return str(Path(source).parent) if Path(source).is_file() else source
 
 
 def draw(outcome: Outcome, summary: dict[str, Any], loggers: Sequence[Logger]) -> None:

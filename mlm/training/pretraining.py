@@ -15,10 +15,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig, is_first_process
+from mlm.config.experiment import PretrainConfig
+from mlm.config.launch import is_first_process
 from mlm.config.model import ModelConfig
 from mlm.config.parse import to_plain
 from mlm.counter import random_bits
@@ -30,7 +32,7 @@ from mlm.model.attention import fused_blocks
 from mlm.model.heads import MaskedLM, rule_out_unused_ids
 from mlm.model.loss import summed_cross_entropy
 from mlm.model.vocabulary import extend_vocabulary
-from mlm.optim.optimizer import build_optimizer, set_learning_rate
+from mlm.optim.optimizer import build_optimizer, set_learning_rate, skip_step_if
 from mlm.optim.schedule import learning_rate_factor
 from mlm.plan import total_parameters
 from mlm.tokenizer import added_pieces, load_tokenizer, tokenizer_digest
@@ -38,18 +40,20 @@ from mlm.training.callbacks import (
     Budget,
     CheckpointSaver,
     Clock,
-    FiniteCheck,
     GracefulStop,
     Progress,
+    SkippedSteps,
     Validation,
     bound_reached,
+    save_failure,
 )
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.datamodule import PretrainDataModule
+from mlm.training.processes import end_with_parent
 from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
-from mlm.training.run_folder import METRICS, keep_config, run_folder
+from mlm.training.run_folder import METRICS, keep_config, resume_command, run_folder
 from mlm.training.summary import finish_run
-from mlm.training.trainer import build_trainer, resolve_accelerator, resolve_precision
+from mlm.training.trainer import build_trainer, check_hardware
 
 UNPLANNED_STEPS = 1000
 """Length the schedule assumes during the few steps before a time-limited run knows its own."""
@@ -72,10 +76,10 @@ class PretrainModule(pl.LightningModule):
         self.model, self.config, self.progress, self.identity = model, config, progress, identity
         self.step_metrics: dict[str, Any] = {}
         self.last_loss: Tensor | float = math.nan
-        self.is_finite: Tensor = torch.tensor(True)
-        """Whether every loss and gradient was finite so far; on the device until somebody asks."""
+        self.skipped: Tensor = torch.tensor(False)
+        """Whether the newest step was skipped; on the device until somebody asks."""
         self._loss_sum: Tensor | float = 0.0
-        self._num_masked = 0
+        self._counts = [0] * 4
         rates = model.config.embedding_dropout, model.config.attention_dropout, model.config.hidden_dropout
         self._has_dropout = any(rates)
 
@@ -88,16 +92,19 @@ class PretrainModule(pl.LightningModule):
         logits = self.model(batch["input_ids"], batch["attention_mask"], batch["masked_positions"])
         loss = summed_cross_entropy(logits, batch["labels"])
         self._loss_sum = self._loss_sum + loss.detach()
-        self._num_masked += batch["num_masked"]
+        counts = batch["num_masked"], batch["num_ordinary"], batch["num_hidden"], batch["num_random"]
+        self._counts = [before + more for before, more in zip(self._counts, counts, strict=True)]
         return loss
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Turn accumulated sums into the gradient of the mean, clip it, and set the learning rate."""
-        sums = torch.stack(
-            [torch.as_tensor(self._loss_sum), torch.tensor(self._num_masked, device=self.device)]
-        )
-        loss_sum, num_masked = self.trainer.strategy.reduce(sums, reduce_op="sum")
-        self._loss_sum, self._num_masked = 0.0, 0
+        """Turn accumulated sums into the gradient of the mean, clip it, and set the learning rate.
+
+        A step whose loss or gradient is no number is skipped: weights and optimizer state stay what they are.
+        """
+        counts = torch.tensor(self._counts, dtype=torch.float32, device=self.device)
+        sums = torch.cat([torch.as_tensor(self._loss_sum).reshape(1), counts])
+        loss_sum, num_masked, *others = self.trainer.strategy.reduce(sums, reduce_op="sum")
+        self._loss_sum, self._counts = 0.0, [0] * 4
         # Lightning divided each loss by the passes of the step, and DDP averaged over the ranks.
         undo = self.trainer.accumulate_grad_batches * self.trainer.world_size
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
@@ -107,11 +114,15 @@ class PretrainModule(pl.LightningModule):
         set_learning_rate(optimizer, factor)
         loss = loss_sum / num_masked.clamp(min=1)
         self.last_loss = loss
-        self.is_finite = self.is_finite.to(loss.device) & torch.isfinite(loss) & torch.isfinite(norm)
+        # The same on every rank: both are sums over all of them.
+        self.skipped = ~(torch.isfinite(loss) & torch.isfinite(norm))
+        skip_step_if(optimizer, self.skipped)
         self.step_metrics |= {
             "train/loss": loss,
             "optim/lr": factor * self.config.optimizer.lr,
             "optim/grad_norm": norm,
+            "optim/skipped": self.skipped,
+            **masking_shares(num_masked, *others),
         }
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -139,6 +150,21 @@ class PretrainModule(pl.LightningModule):
                 )
         for name, value in checkpoint["progress"].items():
             setattr(self.progress, name, value)
+        if self.progress.planned_for != self.config.trainer.bounds:
+            self.progress.planned_steps = None  # made longer or shorter: plan again
+
+
+def masking_shares(
+    num_masked: Tensor, num_ordinary: Tensor, hidden: Tensor, random: Tensor
+) -> dict[str, Any]:
+    """Return the share of the ordinary tokens that were predicted, and what stood in their places."""
+    predicted = num_masked.clamp(min=1)
+    return {
+        "masking/rate": num_masked / num_ordinary.clamp(min=1),
+        "masking/mask_token": hidden / predicted,
+        "masking/random_token": random / predicted,
+        "masking/unchanged": (num_masked - hidden - random) / predicted,
+    }
 
 
 def rescale_and_clip(gradients: list[Tensor], scale: Tensor, clip_norm: float) -> Tensor:
@@ -163,9 +189,8 @@ def pretrain(config: PretrainConfig) -> int:
     Raises:
         InputError: something the user has to change; a run folder made for it is removed again.
     """
-    resolve_precision(
-        config.trainer, resolve_accelerator(config.trainer)
-    )  # not only after hours of preparation
+    end_with_parent()
+    check_hardware(config.trainer)  # not only after hours of preparation
     config = replace(config, logging=resolve_tracking(config.logging))
     with run_folder(config) as folder:
         corpus, model = prepare(config)
@@ -207,6 +232,7 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
     module = PretrainModule(model, config, progress, identity_of(config, corpus, model))
     checkpoint = find_checkpoint(folder / "checkpoints") if config.resume else None
     reason: str | None = None
+    failure: Exception | None = None
     if checkpoint:
         module.on_load_checkpoint(checkpoint.content)
         reason = bound_reached(config.trainer, progress, checkpoint.step)
@@ -231,11 +257,19 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
         )
         if stop.signal is not None:
             log.warning("stopped by signal %d after step %d", stop.signal, trainer.global_step)
-            log.warning("go on with: python train.py --resume --name %s", config.name)
+            log.warning("go on with: %s", resume_command(config))
             return 128 + stop.signal
-        step, reason = trainer.global_step, budget.reason
+        step, reason, failure = trainer.global_step, budget.reason, save_failure(trainer)
     if is_first_process():
-        finish_run(config, folder, corpus, model, progress, step, str(reason))
+        try:
+            finish_run(config, folder, corpus, model, progress, step, str(reason))
+        except (OSError, SafetensorError) as error:
+            failure = failure or error
+        if failure:
+            raise InputError(
+                f"{folder}: not all that the run ends with could be saved ({failure}); free some space, then "
+                f"go on with: {resume_command(config)}"
+            )
     return 0
 
 
@@ -261,18 +295,16 @@ def assemble(
     callbacks: list[pl.Callback] = [
         clock,
         budget,
-        Validation(config.trainer.val_every, progress, clock),
+        Validation(config.trainer, progress, clock),
         MetricsTable(folder / METRICS, progress),
-        FiniteCheck(config.trainer.save_every),
+        SkippedSteps(config.trainer, progress, clock, folder / "checkpoints"),
         stop,
-        CheckpointSaver(folder / "checkpoints", config.trainer.save_every, clock),
+        CheckpointSaver(folder / "checkpoints", config.trainer, progress, clock),
         ProgressBar(progress),
     ]
-    return (
-        build_trainer(config.trainer, folder, callbacks, build_tracker(config, config.logging, folder)),
-        budget,
-        stop,
-    )
+    facts = {"corpus": {"sources": {source["path"]: source for source in corpus.sources}}}
+    tracker = build_tracker(config, config.logging, folder, facts)
+    return build_trainer(config.trainer, folder, callbacks, tracker), budget, stop
 
 
 def identity_of(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from lightning.pytorch.loggers import Logger
 from tqdm import tqdm
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import RunConfig, is_first_process
+from mlm.config.experiment import RunConfig
+from mlm.config.launch import is_first_process
 from mlm.config.parse import to_plain
 from mlm.config.training import LoggingConfig
 from mlm.training.callbacks import Progress, StepCallback
@@ -40,6 +41,11 @@ COLUMNS = [
     "val/masked_accuracy",
     "optim/lr",
     "optim/grad_norm",
+    "masking/rate",
+    "masking/mask_token",
+    "masking/random_token",
+    "masking/unchanged",
+    "optim/skipped",
     "throughput/tokens_per_second",
 ]
 CONNECT_TIMEOUT_S = 3.0
@@ -64,10 +70,12 @@ class MetricsTable(StepCallback):
         self._tokens = self.progress.tokens
         if trainer.is_global_zero:
             kept = [row for row in read_metrics(self.path) if row["step"] <= trainer.global_step]
-            with self.path.open("w", newline="") as file:
+            partial = self.path.with_suffix(".tmp")
+            with partial.open("w", newline="") as file:
                 writer = csv.DictWriter(file, COLUMNS)
                 writer.writeheader()
                 writer.writerows(kept if trainer.global_step else [])
+            partial.replace(self.path)
             if not trainer.global_step:
                 self._add(trainer, module)
 
@@ -93,11 +101,17 @@ class MetricsTable(StepCallback):
         self._rows.append({"step": trainer.global_step, **progress, **metrics})
 
     def flush(self, trainer: pl.Trainer) -> None:
-        """Write what was noted."""
+        """Write what was noted; on a full disk, try again next time."""
         rows = [{name: _number(value) for name, value in row.items()} for row in self._rows]
+        size = self.path.stat().st_size if self.path.exists() else 0
+        try:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, COLUMNS).writerows(rows)
+        except OSError as error:
+            log.warning("cannot write %s: %s", self.path, error.strerror)
+            os.truncate(self.path, size)
+            return
         self._rows = []
-        with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, COLUMNS).writerows(rows)
         for logger in trainer.loggers:
             for row in rows:
                 logger.log_metrics({name: row[name] for name in row if name != "step"}, step=int(row["step"]))
@@ -124,15 +138,20 @@ def end_tracking(trainer: pl.Trainer) -> None:
 def _number(value: Any) -> Any:
     """Return a tensor's value, floats with seven digits."""
     value = value.item() if isinstance(value, torch.Tensor) else value
+    value = int(value) if isinstance(value, bool) else value
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics table, numbers as numbers, cells that are empty left out."""
+    """Return the rows of a metrics table, numbers as numbers, cells that are empty left out.
+
+    A last line that a killed process did not finish is left out too.
+    """
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        rows = [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
+        lines = [line for line in file if line.endswith("\n")]
+    rows = [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(lines)]
     return [{**row, "step": int(row["step"]), "tokens": int(row["tokens"])} for row in rows]
 
 
@@ -224,7 +243,13 @@ def _in_netrc(host: str | None) -> bool:
         return False
 
 
-def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path, group: str | None = None) -> Any:
+def build_tracker(
+    config: RunConfig,
+    tracking: LoggingConfig,
+    folder: Path,
+    facts: dict[str, Any] | None = None,
+    group: str | None = None,
+) -> Any:
     """Return a Weights & Biases logger, or False when this process does not track.
 
     The run id is kept in the run folder, so that a resumed run goes on in the same tracked run.
@@ -233,6 +258,7 @@ def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path, grou
         config: stored with the run.
         tracking: resolved by `resolve_tracking`.
         folder: the run folder.
+        facts: what else is stored with the run, in plain values.
         group: what the tracker shows the run under.
     """
     if tracking.wandb == "disabled" or not is_first_process():
@@ -251,7 +277,7 @@ def build_tracker(config: RunConfig, tracking: LoggingConfig, folder: Path, grou
         name=run_title(folder),
         group=group,
         project=tracking.project,
-        config=to_plain(config),
+        config={**to_plain(config), **(facts or {})},
         mode="online" if tracking.wandb == "online" else "offline",
         resume="allow" if tracking.wandb == "online" else None,
         settings=wandb.Settings(init_timeout=INIT_TIMEOUT_S, silent=True),

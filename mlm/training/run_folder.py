@@ -17,7 +17,8 @@ from filelock import FileLock, Timeout
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import RUN_NAME, RunConfig, is_first_process
+from mlm.config.experiment import RUN_NAME, RunConfig
+from mlm.config.launch import is_first_process
 from mlm.config.parse import save_config
 
 METRICS = "metrics.csv"
@@ -74,6 +75,12 @@ def _make(runs_dir: Path, config: RunConfig) -> Path:
     raise InputError(f"the run folder {runs_dir / first} exists; take another --name, or go on with --resume")
 
 
+def resume_command(config: RunConfig) -> str:
+    """Return what to type to go on with a run."""
+    place = "" if config.runs_dir == RunConfig.runs_dir else f" --runs_dir {config.runs_dir}"
+    return f"python train.py --resume --name {config.name}{place}"
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     lock = FileLock(folder / ".lock")
@@ -92,7 +99,7 @@ def keep_config(config: RunConfig, folder: Path) -> None:
     before, after = ((p if p.exists() else new).read_text().splitlines() for p in (path, new))
     if before != after:
         kept = next(name for number in count(1) if not (name := folder / f"config-{number}.yaml").exists())
-        path.rename(kept)
+        shutil.copy2(path, kept)  # not moved: another process may be about to read it
         changed = (line for line in difflib.ndiff(before, after) if line[0] in "+-")
         log.info("resuming with another configuration than %s: %s", kept, ", ".join(changed))
     new.replace(path)

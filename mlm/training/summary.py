@@ -7,15 +7,25 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from mlm.config.experiment import PretrainConfig
+from mlm.data.collate import Rows
 from mlm.data.corpus import Corpus
 from mlm.hub.card import model_card
 from mlm.hub.families import architecture_of
 from mlm.hub.pretrained import save_pretrained
+from mlm.hub.tokenizer_config import longest_row
 from mlm.model.heads import MaskedLM
 from mlm.plan import count_parameters
 from mlm.training.callbacks import Progress
 from mlm.training.reporting import read_metrics
+from mlm.training.run_folder import resume_command
+
+CHECKED_ROWS = 4
+"""Held-out rows on which the saved model is compared with the trained one."""
 
 
 def finish_run(
@@ -40,6 +50,8 @@ def finish_run(
         "vocab_size": corpus.tokenizer.get_vocab_size(),
         "num_parameters": sum(count_parameters(model.config).values()),
         "steps": steps,
+        "skipped_steps": progress.skipped,
+        "best": [{"step": step, "val_loss": loss} for loss, step in progress.best],
         "tokens": progress.tokens,
         "elapsed_s": progress.elapsed_s,
         "tokens_per_second": progress.tokens / progress.elapsed_s,
@@ -53,12 +65,21 @@ def finish_run(
         folder / "model",
         model,
         corpus.tokenizer,
-        model_max_length=(config.init and model.config.max_position_embeddings) or config.data.seq_len,
+        model_max_length=(config.init and longest_row(config.init, model.config)) or config.data.seq_len,
         card=model_card(str(folder / "model"), model.config, facts, architecture_of(model.config)),
+        rows=first_documents(corpus.validation),
+        start=config.init,
     )
     plot_losses(read_metrics(folder / "metrics.csv"), folder / "plots" / "loss.png", corpus.unigram_entropy)
     write_summary(folder / "summary.json", summary)
     print(closing_message(config, folder, summary, progress))
+
+
+def first_documents(rows: Rows) -> dict[str, Tensor]:
+    """Return the first document of some rows, as a model that knows nothing of packing is given them."""
+    ids, documents = rows.render(np.arange(min(len(rows), CHECKED_ROWS)))
+    mask = torch.from_numpy(documents == 1)
+    return {"input_ids": torch.from_numpy(ids).where(mask, rows.special.pad), "attention_mask": mask.long()}
 
 
 def closing_message(config: PretrainConfig, folder: Path, summary: dict[str, Any], progress: Progress) -> str:
@@ -66,9 +87,6 @@ def closing_message(config: PretrainConfig, folder: Path, summary: dict[str, Any
     first, last = progress.first or {}, progress.last or {}
     model = summary["model_dir"]
     minutes, seconds = divmod(round(summary["elapsed_s"]), 60)
-    longer = f"--resume --name {config.name} --trainer.max_steps {2 * summary['steps']}"
-    if config.runs_dir != PretrainConfig.runs_dir:
-        longer += f" --runs_dir {config.runs_dir}"
     return f"""
 {config.name}: {summary["steps"]:,} steps in {minutes} min {seconds} s, ended by {summary["stopped_by"]}
 
@@ -87,7 +105,7 @@ next
   fill a mask     mlm fill-mask --model {model} "the [MASK] of the function"
   evaluate        mlm evaluate --model {model} --data.sources YOUR_TEXT.txt
   fine-tune       python finetune.py --model {model}
-  train longer    python train.py {longer}
+  train longer    {resume_command(config)} --trainer.max_steps {2 * summary["steps"]}
   your own text   python train.py --data.sources YOUR_FOLDER"""
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
-from mlm.config.errors import InputError
+from mlm.config.errors import InputError, require
+from mlm.config.launch import launched
 from mlm.config.training import TrainerConfig
 from mlm.training.checkpoint import AtomicCheckpointIO
+from mlm.training.processes import Launcher, cluster_environment
 
 
 def resolve_accelerator(config: TrainerConfig) -> str:
@@ -30,11 +33,20 @@ def resolve_accelerator(config: TrainerConfig) -> str:
     return config.accelerator
 
 
-def resolve_devices(config: TrainerConfig, accelerator: str) -> int:
-    """Return the number of devices a node."""
-    if config.devices != "auto":
-        return config.devices
-    return torch.cuda.device_count() if accelerator == "gpu" else 1
+def resolve_devices(config: TrainerConfig, accelerator: str) -> tuple[int, int]:
+    """Return the number of devices a node, and of nodes.
+
+    Raises:
+        InputError: more GPUs are asked for than there are.
+    """
+    launch = launched()
+    there = torch.cuda.device_count() if accelerator == "gpu" else 1
+    devices, num_nodes = (launch.devices, launch.num_nodes) if launch else (there, 1)
+    devices = devices if config.devices == "auto" else config.devices
+    num_nodes = num_nodes if config.num_nodes == "auto" else config.num_nodes
+    fits = accelerator != "gpu" or devices <= there
+    require(fits, "trainer.devices", devices, f"is more than the {there} GPU(s) of this machine")
+    return devices, num_nodes
 
 
 def resolve_precision(config: TrainerConfig, accelerator: str) -> str:
@@ -51,6 +63,18 @@ def resolve_precision(config: TrainerConfig, accelerator: str) -> str:
     return "bf16-mixed" if has_bfloat16[accelerator] else "32-true"
 
 
+def check_hardware(config: TrainerConfig) -> None:
+    """Check that this machine has what `config` asks for.
+
+    Raises:
+        InputError: it has not.
+    """
+    accelerator = resolve_accelerator(config)
+    devices, num_nodes = resolve_devices(config, accelerator)
+    config.accumulation(devices * num_nodes)
+    resolve_precision(config, accelerator)
+
+
 def build_trainer(
     config: TrainerConfig, folder: Path, callbacks: list[pl.Callback], logger: Any
 ) -> pl.Trainer:
@@ -60,13 +84,14 @@ def build_trainer(
     """
     quiet_lightning()
     accelerator = resolve_accelerator(config)
-    devices = resolve_devices(config, accelerator)
-    accumulation = config.accumulation(devices * config.num_nodes)
-    return pl.Trainer(
+    devices, num_nodes = resolve_devices(config, accelerator)
+    world_size = devices * num_nodes
+    accumulation, environment = config.accumulation(world_size), cluster_environment()
+    trainer = pl.Trainer(
         accelerator=accelerator,
         devices=devices,
-        num_nodes=config.num_nodes,
-        strategy="ddp" if config.strategy == "auto" and devices * config.num_nodes > 1 else config.strategy,
+        num_nodes=num_nodes,
+        strategy="ddp" if config.strategy == "auto" and world_size > 1 else config.strategy,
         precision=resolve_precision(config, accelerator),  # type: ignore[arg-type]
         accumulate_grad_batches=accumulation,
         max_epochs=1,
@@ -78,9 +103,13 @@ def build_trainer(
         enable_model_summary=False,
         logger=logger,
         callbacks=callbacks,
-        plugins=[AtomicCheckpointIO()],
+        plugins=[AtomicCheckpointIO(), environment],
         default_root_dir=str(folder),
     )
+    launcher = trainer.strategy.launcher
+    if isinstance(launcher, _SubprocessScriptLauncher) and not environment.creates_processes_externally:
+        trainer.strategy._launcher = Launcher(environment, launcher.num_processes, launcher.num_nodes)
+    return trainer
 
 
 def quiet_lightning() -> None:

@@ -46,6 +46,7 @@ COUNTS = [
 
 RATES = [
     "data.validation_fraction",
+    "masking.final_mask_rate",
     "masking.mask_rate",
     "masking.mask_token_fraction",
     "masking.random_token_fraction",

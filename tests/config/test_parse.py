@@ -250,6 +250,17 @@ def test_mistakes_on_the_command_line(capsys, tmp_path, line, message):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_mistakes_in_the_value_of_a_key_of_a_file_name_its_line(capsys, tmp_path):
+    Path("my.yaml").write_text("seed: 1\ndata:\n  seq_len: 3\n  sources: nowhere.txt\n")
+    assert refusal(capsys, "--config", "my.yaml").startswith("my.yaml:3: data.seq_len=3 must be at least 8")
+    assert refusal(capsys, "--config", "my.yaml", "--data.seq_len", "4").startswith("data.seq_len=4 must be")
+    found = refusal(capsys, "--config", "my.yaml", "--data.seq_len", "8")
+    assert found.startswith("my.yaml:4: data.sources: no file, folder or glob match 'nowhere.txt'")
+    Path("part.yaml").write_text("# rates\nmask_rate: 1.5\n")
+    Path("my.yaml").write_text("masking: part.yaml\n")
+    assert refusal(capsys, "--config", "my.yaml").startswith("part.yaml:2: masking.mask_rate=1.5 must lie in")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -259,7 +270,7 @@ def test_mistakes_on_the_command_line(capsys, tmp_path, line, message):
         ),
         (
             "trainer:\n  max_steps: 20\nschedule:\n  warmup_steps: 200\n",
-            "schedule.warmup_steps=200 is longer than",
+            "my.yaml:4: schedule.warmup_steps=200 is longer than",
         ),
         ("optimizer:\n  lr: fast\n", "my.yaml:2: optimizer.lr: expected a number, got 'fast'"),
         ("optimizer:\n  lr:\n", "my.yaml:2: optimizer.lr: expected a number, got null"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -103,6 +104,15 @@ def test_pairs():
 )
 def test_mapping_becomes_an_entry_never_a_string(value):
     assert convert(value, list[Entry], "k") == [Entry("x"), Entry("a b.txt", "t")]
+
+
+def test_comma_in_the_name_of_a_file_that_is_there_does_not_split(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a,b.txt").touch()
+    assert convert("a,b.txt", list[Entry], "k") == [Entry("a,b.txt")]
+    assert convert(str(tmp_path / "a,b.txt"), list[Entry], "k") == [Entry(str(tmp_path / "a,b.txt"))]
+    assert convert("a,c.txt", list[Entry], "k") == [Entry("a"), Entry("c.txt")]
+    assert convert("a,b.txt", list[str], "k") == ["a", "b.txt"]
 
 
 def test_single_mapping_is_a_list_of_one():

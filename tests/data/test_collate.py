@@ -78,6 +78,29 @@ def test_a_batch_has_the_same_keys_and_shapes_for_every_strategy(rows_of, tokeni
     assert batch["num_masked"] == (batch["labels"] >= 0).sum() > 0
 
 
+@pytest.mark.parametrize("strategy", ["token", "whole_word", "span"])
+@pytest.mark.parametrize("split", [(0.8, 0.1), (1.0, 0.0), (0.0, 1.0), (0.3, 0.3)])
+def test_what_stands_in_masked_places_is_counted(rows_of, tokenizer, strategy, split):
+    rows = rows_of("isolate")
+    masking = build_masking(MaskingConfig(strategy, 0.4, None, 0.15, *split), 0.4, tokenizer)
+    index = np.arange(len(rows))
+    batch = MaskedRows(rows, masking, seed=0)[RowBatch(np.zeros_like(index), index, 0.25)]
+    original, _ = rows.render(index)
+    counts = dict.fromkeys(("hidden", "random", "unchanged"), 0)
+    columns = (batch[name].tolist() for name in ("input_ids", "masked_positions", "labels"))
+    for row, places, labels in zip(*columns, strict=True):
+        for place, label in zip(places, labels, strict=True):
+            if label >= 0:
+                shown = row[place]
+                kind = "hidden" if shown == rows.special.mask else "random" if shown != label else "unchanged"
+                counts[kind] += 1
+    assert batch["num_hidden"] == counts["hidden"]
+    assert batch["num_random"] == counts["random"]
+    assert batch["num_masked"] == sum(counts.values())
+    assert batch["num_ordinary"] == (~np.isin(original, rows.special.ids)).sum()
+    assert batch["num_masked"] / batch["num_ordinary"] == pytest.approx(0.25, abs=0.04)
+
+
 def test_literal_special_tokens_in_the_text_stay_text(tmp_path, tokenizer):
     texts = ["the [MASK] boat [SEP] [CLS]", "[PAD] a lamp [UNK]"]
     store = build_store(tmp_path / "s", texts, tokenizer)

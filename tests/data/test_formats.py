@@ -106,6 +106,30 @@ def test_undecodable_byte_is_located_in_a_later_block(extra: int) -> None:
         decode(before + b"\xe9 wall")
 
 
+@pytest.mark.parametrize(
+    "text", ["the harbour\n" * 3, "le café du port\n" * 3000, "漁港 の 灯台 と 船\n" * 20]
+)
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_two_bytes_a_character_are_noticed(encoding: str, text: str) -> None:
+    data = text.encode(encoding)
+    if encoding == "utf-16-le" and not text.isascii() and text[0] == "漁":
+        return  # too few zeros to be sure of
+    for other in ("utf-8", "latin-1"):
+        with pytest.raises(
+            InputError,
+            match=rf"a\.txt, line 1, byte 0: this is {encoding} and not {other}.*encoding: {encoding}",
+        ):
+            decode(data, other)
+    assert decode(data, encoding) == text
+
+
+@pytest.mark.parametrize(
+    "data", [b"a\0b", b"a\0b\n" * 3, b"\0" * 500, b"x\0\0y" * 20, b"plain " * 100 + b"\0"]
+)
+def test_zeros_alone_are_no_encoding(data: bytes) -> None:
+    assert decode(data) == data.decode()
+
+
 def test_unknown_encoding_is_refused() -> None:
     with pytest.raises(InputError, match="encoding=klingon is unknown"):
         decode(b"x", "klingon")

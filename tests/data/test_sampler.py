@@ -9,7 +9,7 @@ from mlm.data.sampler import BLOCK_ROWS, Part, TrainingSampler, ValidationSample
 def draw(count, **options):
     options = {"num_rows": 37, "seed": 3, "global_batch_size": 8, "micro_batch_size": 8} | options
     batches = list(islice(TrainingSampler(**options), count))
-    return [(int(p), int(r)) for batch in batches for p, r in zip(*batch, strict=True)]
+    return [(int(p), int(r)) for batch in batches for p, r in zip(batch.passes, batch.rows, strict=True)]
 
 
 def test_every_row_comes_once_a_pass_in_a_new_order():
@@ -119,3 +119,14 @@ def test_the_first_batch_of_a_mix_costs_the_same_anywhere():
     far = TrainingSampler(10**9 + 10**6, 0, 4, 4, rows_consumed=10**12 + 7, parts=parts)
     batch = next(iter(far))
     assert set(batch.passes.tolist()) <= {500, 500_000}
+
+
+def test_the_mask_rate_of_a_step_travels_with_its_batches_and_is_asked_for_when_they_are_drawn():
+    asked = []
+    sampler = TrainingSampler(
+        37, 3, 8, 2, rank=1, world_size=2, mask_rate=lambda step: asked.append(step) or step
+    )
+    batches = iter(sampler)
+    assert [next(batches).mask_rate for _ in range(3)] == [0, 0, 1]
+    assert asked == [0, 1]
+    assert next(iter(TrainingSampler(37, 3, 8, 2))).mask_rate is None

@@ -172,3 +172,33 @@ def test_rows_are_read_as_they_are_drawn() -> None:
 
     documents = row_documents(rows(), "a", None, ReadReport("a"))
     assert [next(documents) for _ in range(500)] == ["a"] * 500
+
+
+def test_columns_of_one_name_are_told_apart() -> None:
+    head = "id,text,text\n1,the harbour,the gull\n"
+    with pytest.raises(
+        InputError, match=r"which column holds the text.*id, text \(column 2\), text \(column 3\)"
+    ):
+        read_csv(head)
+    with pytest.raises(InputError, match=r"a: has no column text; .*text \(column 2\)"):
+        read_csv(head, "text")
+    assert read_csv(head, "text (column 3)") == ["the gull"]
+    assert read_csv("text,,\nthe harbour,,\n") == [
+        "the harbour"
+    ]  # commas at the end name nothing twice that counts
+    twice = pa.Table.from_arrays([pa.array(["a b"]), pa.array(["c d"])], ["text", "text"])
+    with pytest.raises(InputError, match="a: has 2 columns called text; rename all but one"):
+        read_parquet(twice)
+
+
+@pytest.mark.parametrize("value", [{"text": "a b"}, {"data": [{"text": "a b"}]}, [{"text": "a b"}]])
+@pytest.mark.parametrize("indent", [1, 4])
+def test_objects_over_several_lines_are_explained(value: Any, indent: int) -> None:
+    text = json.dumps(value, indent=indent)
+    with pytest.raises(InputError, match=r"a, line 1: a JSON value that goes on over several lines; .*jq -c"):
+        read_json(text)
+    if isinstance(value, list):
+        assert read_json(text, array=True) == ["a b"]
+    else:
+        with pytest.raises(InputError, match="goes on over several lines"):
+            read_json(text + "\n" + text, array=True)

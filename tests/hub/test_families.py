@@ -20,10 +20,12 @@ from transformers import (
     BertModel,
     DistilBertConfig,
     DistilBertForMaskedLM,
+    DistilBertForSequenceClassification,
     DistilBertModel,
     ElectraConfig,
     ElectraForMaskedLM,
     ElectraForPreTraining,
+    ElectraForSequenceClassification,
     ElectraModel,
     ModernBertConfig,
     ModernBertForMaskedLM,
@@ -63,6 +65,7 @@ CLASSIC = replace(
     type_vocab_size=2,
     rotary_theta=10000.0,
     norm_eps=1e-12,
+    pooling="cls_tanh",
     **BIASES,
 )
 OURS = {
@@ -77,17 +80,15 @@ OURS = {
     "modern with local attention": replace(
         MODERN, global_attn_every_n_layers=3, local_attention=6, local_rotary_theta=55.0, pooling="mean"
     ),
-    "modern with swiglu, untied": replace(
-        MODERN, activation="swiglu", tie_word_embeddings=False, pooling="cls_tanh"
-    ),
-    "classic with relu": replace(CLASSIC, activation="relu", pooling="cls_tanh"),
+    "modern with swiglu, untied": replace(MODERN, activation="swiglu", tie_word_embeddings=False),
+    "classic with relu": replace(CLASSIC, activation="relu"),
     "classic with fixed positions": replace(CLASSIC, position_embedding="sinusoidal"),
     "classic, untied": replace(CLASSIC, tie_word_embeddings=False),
-    "roberta": replace(CLASSIC, position_offset=1, pooling="cls_tanh"),
+    "roberta": replace(CLASSIC, position_offset=1),
     "roberta, untied": replace(CLASSIC, position_offset=1, tie_word_embeddings=False),
-    "distilbert": replace(CLASSIC, type_vocab_size=0),
+    "distilbert": replace(CLASSIC, type_vocab_size=0, pooling="cls_relu"),
     "distilbert, untied": replace(CLASSIC, type_vocab_size=0, tie_word_embeddings=False),
-    "electra": replace(CLASSIC, embedding_size=8),
+    "electra": replace(CLASSIC, embedding_size=8, pooling="cls_gelu"),
     "electra, untied": replace(CLASSIC, embedding_size=8, tie_word_embeddings=False),
     "pre-norm with learned positions": replace(CLASSIC, norm_position="pre", first_attention_norm=True),
 }
@@ -305,6 +306,8 @@ CLASSIFIERS = {
     "roberta": (RobertaForSequenceClassification, RobertaConfig(**SIZES)),
     "bert": (BertForSequenceClassification, BertConfig(**SIZES)),
     "modernbert": (ModernBertForSequenceClassification, ModernBertConfig(**SIZES, **GLOBAL)),
+    "distilbert": (DistilBertForSequenceClassification, DistilBertConfig(**SIZES)),
+    "electra": (ElectraForSequenceClassification, ElectraConfig(**SIZES, embedding_size=8)),
 }
 
 
@@ -515,7 +518,6 @@ def test_table_names_nothing_that_does_not_exist(family):
 HEADS = {
     "three classes": ClassifierConfig(("busy", "calm", "noisy")),
     "a score": ClassifierConfig(("stars",), "regression", dropout=0.0),
-    "three classes, mean": ClassifierConfig(("busy", "calm", "noisy"), pooling="mean"),
 }
 LABELS = {"id2label": {0: "busy", 1: "calm", 2: "noisy"}, "label2id": {"busy": 0, "calm": 1, "noisy": 2}}
 THEIR_CLASSIFIERS = {
@@ -658,7 +660,6 @@ def test_last_layer_is_kept_only_for_the_same_labels(tmp_path, tokenizer):
     [
         ({"problem_type": "multi_label_classification"}, "problem_type=multi_label_classification is not"),
         ({"id2label": {"1": "a", "2": "b"}}, "id2label has the ids 1, 2, not 0 to 1"),
-        ({"classifier_pooling": "max"}, "classifier_pooling=max is not supported, only cls, mean"),
         ({"architectures": ["ModernBertForMaskedLM"]}, "holds no classifier but ModernBertForMaskedLM"),
     ],
 )
@@ -673,6 +674,22 @@ def test_classifier_that_we_cannot_compute_is_refused(change, message, tmp_path,
 
 
 def test_reason_for_our_own_format_names_the_pooling(tmp_path, tokenizer, caplog):
-    model = SequenceClassifier(CLASSIC, HEADS["three classes, mean"])
+    model = SequenceClassifier(replace(CLASSIC, pooling="mean"), HEADS["three classes"])
     save_pretrained(tmp_path / "model", model, tokenizer, 32, "")
-    assert "BertForSequenceClassification has no counterpart for head.pooling=mean" in caplog.text
+    assert "BertForSequenceClassification has no counterpart for model.pooling=mean" in caplog.text
+
+
+def test_new_head_pools_as_the_model_does_or_as_asked(tmp_path):
+    config = ModernBertConfig(**SIZES, **GLOBAL, classifier_pooling="mean")
+    ModernBertForMaskedLM(config).save_pretrained(tmp_path)
+    assert load_classifier(tmp_path, HEADS["three classes"]).pooler.pooling == "mean"
+    assert load_classifier(tmp_path, HEADS["three classes"], "cls").pooler.pooling == "cls"
+
+
+def test_unknown_pooling_is_refused(tmp_path):
+    config = ModernBertConfig(**SIZES, **GLOBAL)
+    ModernBertForMaskedLM(config).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "classifier_pooling": "max"}))
+    with pytest.raises(InputError, match="pooling=max must be one of cls, mean"):
+        load_pretrained(tmp_path)

@@ -104,7 +104,9 @@ def test_folder_holds_the_files_and_the_card(folder):
     assert sorted(os.listdir(folder)) == FILES
     assert os.listdir(folder.parent) == ["model"]
     card = (folder / "README.md").read_text()
-    assert card.startswith("# Card\n\nRead back after writing, no logit differs by more than 0.0e+00.")
+    assert card.startswith(
+        "# Card\n\nRead back after writing, on 1 rows of random tokens: largest difference"
+    )
     config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["ModernBertForMaskedLM"]
     assert config["vocab_size"] == 128
@@ -144,14 +146,6 @@ def test_failed_check_leaves_what_was_there(folder, model, tokenizer):
         save_pretrained(folder, model, tokenizer, 32, "# New")
     assert (folder / "model.safetensors").read_bytes() == before
     assert os.listdir(folder.parent) == ["model"]
-
-
-def test_model_that_reads_back_differently_is_not_saved(tmp_path, model, tokenizer):
-    with torch.no_grad():
-        model.double().encoder.embeddings.token.weight.mul_(1e6)  # logits that float32 cannot hold to 1e-4
-    with pytest.raises(RuntimeError, match="read back, the model differs by"):
-        save_pretrained(tmp_path / "model", model, tokenizer, 32, "")
-    assert not list(tmp_path.iterdir())
 
 
 def test_larger_tokenizer_is_refused_with_both_sizes(tmp_path, tokenizer):

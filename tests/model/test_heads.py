@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mlm.config.errors import InputError
-from mlm.config.model import ClassifierConfig, ModelConfig
+from mlm.config.model import ClassifierConfig, ModelConfig, Pooling
 from mlm.model import MaskedLM, SequenceClassifier, rule_out_unused_ids
 
 CONFIG = ModelConfig(
@@ -158,12 +159,13 @@ def test_same_seed_same_model():
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", get_args(Pooling))
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
 def test_classifier_does_not_see_padding(ids, pooling, norm_position):
     torch.manual_seed(0)
-    config = replace(CONFIG, norm_position=norm_position, head_bias=True, initializer_range=0.3)
-    model = SequenceClassifier(config, ClassifierConfig(("a", "b", "c"), pooling=pooling, dropout=0.5)).eval()
+    changes = {"norm_position": norm_position, "pooling": pooling, "head_bias": True}
+    config = replace(CONFIG, **changes, initializer_range=0.3)
+    model = SequenceClassifier(config, ClassifierConfig(("a", "b", "c"), dropout=0.5)).eval()
     padded, mask = F.pad(ids, (0, 5), value=7), F.pad(torch.ones_like(ids), (0, 5))
     assert model(ids).shape == (2, 3)
     torch.testing.assert_close(model(padded, mask), model(ids), atol=1e-5, rtol=1e-5)

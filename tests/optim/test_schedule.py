@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from mlm.config.errors import InputError
 from mlm.config.training import ScheduleConfig
 from mlm.optim.schedule import learning_rate_factor
 
@@ -42,3 +43,12 @@ def test_wsd_decay_never_cuts_into_the_warmup():
     assert factors[:6] == pytest.approx([(step + 1) / 6 for step in range(6)])
     assert factors[6] == 1.0
     assert factors[6:] == sorted(factors[6:], reverse=True)
+
+
+def test_decay_starts_at_the_peak_and_has_no_warmup():
+    factors = curve(name="decay", warmup_fraction=0.5)
+    assert factors == pytest.approx([1 - math.sqrt(step / 40) for step in range(40)])
+    assert factors[0] == 1.0
+    assert factors[-1] > 0
+    with pytest.raises(InputError, match=r"schedule\.warmup_steps=3 does not go with schedule\.name=decay"):
+        ScheduleConfig(name="decay", warmup_steps=3)

@@ -1,4 +1,3 @@
-import csv
 import json
 import math
 import os
@@ -7,20 +6,22 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from run_files import assert_equal_weights, column, folder_of, metrics, weights
 from torch import nn
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from mlm.config.data import TokenizerConfig
+from mlm.config.data import MaskingConfig, TokenizerConfig
 from mlm.config.errors import InputError
+from mlm.config.experiment import InspectConfig
 from mlm.config.parse import save_config
 from mlm.config.training import LoggingConfig, ScheduleConfig
+from mlm.data.corpus import prepare_corpus
+from mlm.evaluation.batch_view import training_batch
 from mlm.hub import load_pretrained
+from mlm.masking import mask_rate_at
 from mlm.model.heads import MaskedLM
 from mlm.optim.schedule import learning_rate_factor
 from mlm.tokenizer import load_tokenizer
@@ -29,32 +30,6 @@ from mlm.training.pretraining import UNPLANNED_STEPS, pretrain, rescale_and_clip
 
 MUON = {"name": "muon", "lr": 5e-3}
 DROPOUT = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "hidden_dropout": 0.1}
-
-
-def folder_of(config):
-    return Path(config.runs_dir) / config.name
-
-
-def metrics(config):
-    with (folder_of(config) / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-def column(config, name):
-    return [float(row[name]) for row in metrics(config) if row[name]]
-
-
-def weights(config):
-    return load_file(folder_of(config) / "model" / "model.safetensors")
-
-
-def assert_equal_weights(a, b, **tolerance):
-    assert a.keys() == b.keys()
-    for name in a:
-        if tolerance:
-            torch.testing.assert_close(a[name], b[name], **tolerance)
-        else:
-            assert torch.equal(a[name], b[name]), name
 
 
 def test_a_run_leaves_what_it_promises(tiny, capsys):
@@ -79,7 +54,9 @@ def test_a_run_leaves_what_it_promises(tiny, capsys):
         "plots/loss.png",
     ):
         assert (folder / name).stat().st_size > 0, name
-    assert list(folder.glob("wandb/offline-run-*/*.wandb"))
+    (tracked,) = folder.glob("wandb/offline-run-*/*.wandb")
+    assert b'"num_documents":300' in tracked.read_bytes()  # of each source, in the configuration of the run
+    assert [source["num_documents"] for source in summary["sources"]] == [300]
     rows = metrics(config)
     assert [int(row["step"]) for row in rows] == list(range(9))
     assert [int(row["step"]) for row in rows if row["val/loss"]] == [0, 4, 8]
@@ -88,23 +65,6 @@ def test_a_run_leaves_what_it_promises(tiny, capsys):
     out = capsys.readouterr().out
     for part in ("fill-mask", "evaluate", "--resume", str(folder / "model"), "word counts alone"):
         assert part in out
-
-
-def test_twenty_lines_are_learnt_by_heart(tiny, tmp_path, documents):
-    """From ln(V) to below 1.0: the wiring of masks, labels, head and optimizer is right."""
-    path = tmp_path / "twenty.txt"
-    path.write_text("\n".join(documents[:20]))
-    config = tiny(
-        data={"sources": [type(tiny().data.sources[0])(str(path))]},
-        model={"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128},
-        trainer={"max_steps": 300, "global_batch_size": 16, "val_every": 300, "save_every": 300},
-        optimizer=MUON,
-    )
-    pretrain(config)
-    losses = column(config, "train/loss")
-    vocabulary = json.loads((folder_of(config) / "summary.json").read_text())["vocab_size"]
-    assert column(config, "val/loss")[0] == pytest.approx(math.log(vocabulary), rel=0.05)
-    assert np.mean(losses[-20:]) < 1.0
 
 
 @pytest.mark.parametrize("optimizer", [None, MUON])
@@ -133,6 +93,38 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(tiny, optimizer, model,
     for name in ("train/loss", "optim/lr", "optim/grad_norm", "tokens", "val/loss"):
         assert column(parts, name) == column(whole, name), name
     assert_equal_weights(weights(parts), weights(whole))
+
+
+@pytest.mark.parametrize("bound", [{"max_steps": 8}, {"max_steps": None, "max_tokens": 55_000}])
+def test_a_mask_rate_that_moves_follows_the_step_whoever_draws_the_batch(tiny, bound):
+    """Another number of loader processes, other passes, a stop at step 4: the same masks in every step."""
+    masking = MaskingConfig(mask_rate=0.4, final_mask_rate=0.1, validation_mask_rate=0.2)
+    rows = {"global_batch_size": 256, **bound}
+    whole = tiny(name="whole", masking=masking, trainer=rows)
+    pretrain(whole)
+    steps = len(column(whole, "train/loss"))
+    assert steps == (bound["max_steps"] or 7)
+    assert column(whole, "masking/rate") == pytest.approx(np.linspace(0.4, 0.1, steps), abs=0.01)
+    shares = [
+        np.mean(column(whole, f"masking/{name}")) for name in ("mask_token", "random_token", "unchanged")
+    ]
+    assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.015)
+    parts = tiny(
+        name="parts", masking=masking, data={"num_workers": 2}, trainer=rows | {"micro_batch_size": 64}
+    )
+    stop_at(4, parts)
+    assert pretrain(replace(parts, resume=True)) == 0
+    for name in ("rate", "mask_token", "random_token", "unchanged"):
+        assert column(parts, f"masking/{name}") == column(whole, f"masking/{name}")
+    assert column(parts, "train/loss") == pytest.approx(column(whole, "train/loss"), abs=1e-4)
+    config = InspectConfig(**{**vars(whole), "step": 5})
+    _, batch = training_batch(config, prepare_corpus(config.data, config.tokenizer))  # what `inspect` shows
+    assert batch["num_masked"] / batch["num_ordinary"] == pytest.approx(
+        column(whole, "masking/rate")[5], rel=1e-6
+    )
+    constant = tiny(name="constant", masking=replace(masking, final_mask_rate=None), trainer=rows)
+    pretrain(constant)  # validation is at a rate of its own: the same places before training
+    assert column(constant, "val/loss")[0] == column(whole, "val/loss")[0]
 
 
 def stop_at(step, config):
@@ -165,15 +157,45 @@ def test_accumulated_passes_give_the_gradient_of_one_batch(tiny):
         assert_equal_weights(tensors, runs[0][2], atol=1e-4, rtol=1e-3)
 
 
-def test_learning_rate_counts_optimizer_steps_not_passes(tiny):
-    schedule = ScheduleConfig(name="linear", warmup_steps=3)
-    rates = []
-    for micro in (2, 8):
-        config = tiny(name=f"micro-{micro}", schedule=schedule, trainer={"micro_batch_size": micro})
-        pretrain(config)
-        rates.append(column(config, "optim/lr"))
-    assert rates[0] == rates[1]
-    assert rates[0] == pytest.approx([5e-3 * f for f in (1 / 3, 2 / 3, 1, 1, 0.8, 0.6, 0.4, 0.2)])
+CLOSED_FORMS = {  # the share of the peak in update number n + 1 of 8, after a warm-up of 3 where there is one
+    "linear": lambda n: 1 - (n - 3) / 5,
+    "cosine": lambda n: (1 + math.cos(math.pi * (n - 3) / 5)) / 2,
+    "wsd": lambda n: 1 if n < 4 else 1 - math.sqrt((n - 4) / 4),
+    "constant": lambda n: 1,
+    "decay": lambda n: 1 - math.sqrt(n / 8),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED_FORMS)
+def test_learning_rate_counts_optimizer_steps_not_passes(tiny, name):
+    warmup = 0 if name == "decay" else 3
+    schedule = ScheduleConfig(name=name, warmup_steps=warmup, decay_fraction=0.5)
+    config = tiny(schedule=schedule, trainer={"micro_batch_size": 2})
+    pretrain(config)
+    rises = [(n + 1) / 3 for n in range(warmup)]
+    falls = [CLOSED_FORMS[name](n) for n in range(warmup, 8)]
+    assert column(config, "optim/lr") == pytest.approx([5e-3 * factor for factor in rises + falls])
+
+
+def test_a_warmup_longer_than_the_run_is_refused(tiny):
+    trainer, schedule = {"max_steps": None, "max_tokens": 1000}, ScheduleConfig(warmup_steps=200)
+    with pytest.raises(InputError, match=r"warm-up of 200 steps is longer than the run of \d: the peak"):
+        pretrain(tiny(trainer=trainer, schedule=schedule))
+    assert not folder_of(tiny()).exists()
+
+
+@pytest.mark.parametrize("unit", ["max_tokens", "max_time"])
+def test_a_run_with_another_bound_than_steps_can_be_made_longer(tiny, unit):
+    first, second = {"max_tokens": (1000, 2000), "max_time": ("1s", "2s")}[unit]
+    config = tiny(trainer={"max_steps": None, unit: first}, schedule=ScheduleConfig("constant"))
+    pretrain(config)
+    steps = json.loads((folder_of(config) / "summary.json").read_text())["steps"]
+    assert pretrain(replace(config, resume=True)) == 0  # the same bound: nothing to do
+    assert json.loads((folder_of(config) / "summary.json").read_text())["steps"] == steps
+    pretrain(replace(config, resume=True, trainer=replace(config.trainer, **{unit: second})))
+    summary = json.loads((folder_of(config) / "summary.json").read_text())
+    assert summary["steps"] > steps
+    assert summary["stopped_by"] == f"trainer.{unit}={second}"
 
 
 def test_two_processes_train_like_one(tiny, tmp_path):
@@ -218,16 +240,23 @@ def run_script(arguments, environment):
 
 def test_a_time_limit_fixes_the_steps_once_and_the_schedule_follows_them(tiny):
     """Asserts nothing about the clock: however fast the machine is, the plan it led to was kept to."""
-    config = tiny(trainer={"max_steps": None, "max_time": "3s", "val_every": 1000, "save_every": 1000})
+    trainer = {"max_steps": None, "max_time": "3s", "val_every": 1000, "save_every": 1000}
+    masking = MaskingConfig(mask_rate=0.5, final_mask_rate=0.1)
+    config = tiny(trainer=trainer | {"global_batch_size": 32}, masking=masking)
     pretrain(config)
     summary = json.loads((folder_of(config) / "summary.json").read_text())
     assert summary["stopped_by"] == "trainer.max_time=3s"
     checkpoint = find_checkpoint(folder_of(config) / "checkpoints")
-    planned = checkpoint.content["progress"]["planned_steps"] or UNPLANNED_STEPS
+    progress = checkpoint.content["progress"]
+    planned = progress["planned_steps"] or UNPLANNED_STEPS
     assert checkpoint.step == summary["steps"] <= planned
     factors = [learning_rate_factor(config.schedule, step, planned) for step in range(planned)]
     last = slice(summary["steps"] - 3, summary["steps"])
     assert column(config, "optim/lr")[last] == pytest.approx([5e-3 * factor for factor in factors[last]])
+    facts = progress["planned_steps"], progress["mask_rate_from"]
+    assert column(config, "masking/rate") == pytest.approx(
+        [mask_rate_at(masking, step, *facts) for step in range(summary["steps"])], abs=0.05
+    )
 
 
 def test_the_first_bound_wins_and_is_named(tiny):
@@ -299,16 +328,6 @@ def test_another_learning_rate_on_resume_is_used_and_told(tiny, caplog):
     assert "lr: 1.0e-06" in caplog.text
     assert column(config, "optim/lr")[8:] == [1e-6, 1e-6]
     assert_equal_weights(weights(config), before, atol=1e-5, rtol=0)
-
-
-def test_a_loss_that_is_no_number_ends_the_run_and_reaches_no_checkpoint(tiny):
-    config = tiny(optimizer={"lr": 1e30, "clip_norm": 0.0}, trainer={"max_steps": 20, "save_every": 2})
-    with pytest.raises(InputError, match=r"not finite.*step \d+.*learning rate"):
-        pretrain(config)
-    for path in (folder_of(config) / "checkpoints").glob("*.ckpt"):
-        tensors = torch.load(path, weights_only=True)["state_dict"].values()
-        assert all(tensor.isfinite().all() for tensor in tensors)
-    assert metrics(config)
 
 
 def test_a_model_larger_than_the_memory_is_refused(tiny):

@@ -1,0 +1,66 @@
+"""Who started this process, and as which of how many: what launchers say in environment variables."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from mlm.config.errors import require
+
+FIRST_PROCESS_S = 5.0
+"""How long the first process of a run may take to tell a mistake that all processes make."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The processes that a launcher started for this run."""
+
+    launcher: str
+    """torchrun or srun."""
+    devices: int
+    """Processes a node."""
+    num_nodes: int
+    """Machines."""
+
+    @property
+    def world_size(self) -> int:
+        """Processes in all."""
+        return self.devices * self.num_nodes
+
+
+def launched() -> Launch | None:
+    """Return what torchrun or SLURM's srun started; None: this process was started by itself.
+
+    Raises:
+        InputError: srun put different numbers of processes on the nodes.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        here = int(os.environ["LOCAL_WORLD_SIZE"])
+        return Launch("torchrun", here, int(os.environ["WORLD_SIZE"]) // here)
+    tasks, nodes = (int(os.environ.get(f"SLURM_{name}", 1)) for name in ("NTASKS", "NNODES"))
+    # A batch script sees the same variables as its steps; with one task it needs no srun.
+    if "SLURM_PROCID" in os.environ and ("SLURM_STEP_ID" in os.environ or tasks > 1):
+        require(tasks % nodes == 0, "SLURM_NTASKS", tasks, f"is not the same on each of {nodes} nodes")
+        return Launch("srun", tasks // nodes, nodes)
+    return None
+
+
+def is_first_process() -> bool:
+    """Return whether this is the process of a run that may create and refuse run folders."""
+    # torchrun numbers the processes by itself, in whatever order SLURM started it on the nodes.
+    ranks = ("RANK",) if "RANK" in os.environ else ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+    return all(os.environ.get(rank, "0") == "0" for rank in ranks)
+
+
+def wait_for_first_process() -> None:
+    """Return after some seconds, in which the first process can end the run with the same message.
+
+    Raises:
+        SystemExit: whoever started this process is gone: there is nothing left to tell.
+    """
+    parent, deadline = os.getppid(), time.monotonic() + FIRST_PROCESS_S
+    while time.monotonic() < deadline:
+        if os.getppid() != parent:
+            raise SystemExit(2)
+        time.sleep(0.1)

@@ -1,0 +1,96 @@
+"""Several processes: how they find each other, and how they end together.
+
+- under torchrun or srun the launcher starts and ends them, and says how many there are
+- otherwise the first process starts the others of its machine, each with the same command line
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+
+from mlm.config.launch import launched
+
+LOOK_EVERY_S = 0.3
+"""Seconds between two looks at another process."""
+
+log = logging.getLogger(__name__)
+
+
+def cluster_environment() -> ClusterEnvironment:
+    """Return how the processes find each other; what a signal means is decided by `GracefulStop` alone."""
+    launch = launched()
+    if launch is None:
+        return LightningEnvironment()
+    if launch.launcher == "torchrun":
+        return TorchElasticEnvironment()
+    if "SLURM_STEP_ID" not in os.environ:
+        log.warning("waiting for %d processes of this job; start them with srun", launch.world_size)
+    os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(launch.devices))
+    return SLURMEnvironment(auto_requeue=False)
+
+
+class Launcher(_SubprocessScriptLauncher):
+    """Starts the other processes of this machine; the first that fails ends all, with its exit status.
+
+    Lightning's own would kill this process (exit status 137) even where the others ended as they should.
+    """
+
+    _is_over = False
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        """Start the processes, then call `function` in this one."""
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        self._call_children_scripts()
+        threading.Thread(target=self._watch, name="watch-processes", daemon=True).start()
+        _set_num_threads_if_needed(num_processes=self.num_processes)
+        try:
+            result = function(*args, **kwargs)
+            self._is_over = True
+            return result
+        except BaseException:
+            self._is_over = True
+            self.kill(signal.SIGKILL)  # they may wait for this one without end
+            raise
+
+    def _watch(self) -> None:
+        failed: subprocess.Popen[bytes] | None = None
+        while failed is None:
+            time.sleep(LOOK_EVERY_S)
+            # Above 128 are those that were asked to stop and did.
+            failed = next((other for other in self.procs if other.poll() and other.returncode <= 128), None)
+            if self._is_over:
+                return
+        if failed.returncode < 0:
+            log.error("a process of this run was ended by signal %d; go on with --resume", -failed.returncode)
+        self.kill(signal.SIGKILL)
+        os._exit(failed.returncode if failed.returncode > 0 else 1)
+
+
+def end_with_parent() -> None:
+    """Let a process that `Launcher` started end with the one that started it, whatever it waits for."""
+    if os.environ.get("LOCAL_RANK", "0") == "0" or launched() is not None:
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_EVERY_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()

@@ -1,0 +1,163 @@
+"""Runs of the scripts as a user starts them: processes of their own, ended with the test whatever happens.
+
+`launch` starts commands; `run_ranks` does what a launcher does, but forks a process that has imported everything
+already, which spares seconds a test.
+"""
+
+import csv
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from mlm.config.parse import save_config
+
+TRAIN = str(Path(__file__).parents[2] / "train.py")
+ALONE = [sys.executable]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def torchrun(*options):
+    address = ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+    return [*TORCHRUN, "--nproc_per_node", "2", *address, *options]
+
+
+def flags(config, *more):
+    """The command line of a configuration: in a file, as a user would keep it."""
+    path = Path(config.runs_dir).parent / f"{config.name}.yaml"
+    save_config(config, path)
+    return [TRAIN, "--config", str(path), *more]
+
+
+@contextmanager
+def started(command, environment=None):
+    """A running command, in a process group of its own."""
+    run = subprocess.Popen(
+        command,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield run
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+        run.communicate()
+
+
+def finish(run, status=0, timeout=120):
+    """Wait for the end and return what was printed."""
+    output, _ = run.communicate(timeout=timeout)
+    assert run.returncode == status, output
+    return output
+
+
+def launch(command, environment=None, status=0, timeout=120):
+    with started(command, environment) as run:
+        return finish(run, status, timeout)
+
+
+def launch_together(commands, environments, status=0):
+    """Start several commands at once, as two machines would."""
+    if not commands:
+        return []
+    with started(commands[0], environments[0]) as run:
+        others = launch_together(commands[1:], environments[1:], status)
+        return [finish(run, status), *others]
+
+
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(["mlm.training.pretraining", "mlm.hub.families", "matplotlib.pyplot"])
+
+
+def as_torchrun_says(world_size=2):
+    """The variables that torchrun sets for the processes of one machine."""
+    shared = {
+        "TORCHELASTIC_RUN_ID": "test",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+
+
+def _rank(arguments, environment, output):
+    os.environ.clear()
+    os.environ.update(environment)
+    handle = os.open(output, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    torch.set_num_threads(1)
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+@contextmanager
+def started_ranks(arguments, environments, output):
+    """Running processes, one for each environment; all of them write to the file `output`."""
+    processes = [
+        forks.Process(target=_rank, args=(arguments, dict(os.environ) | environment, str(output)))
+        for environment in environments
+    ]
+    try:
+        for process in processes:
+            process.start()
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def run_ranks(config, *more, environments=None, status=0, timeout=60):
+    """Run train.py in two processes to its end, by default as torchrun would; return what they print."""
+    output = Path(config.runs_dir).parent / f"{config.name}.log"
+    output.unlink(missing_ok=True)
+    with started_ranks(flags(config, *more), environments or as_torchrun_says(), output) as processes:
+        for process in processes:
+            process.join(timeout)
+            assert process.exitcode is not None, f"hangs: {output.read_text()}"
+    assert [process.exitcode for process in processes] == [status] * len(processes), output.read_text()
+    return output.read_text()
+
+
+def folder_of(config):
+    return Path(config.runs_dir) / config.name
+
+
+def column(config, name):
+    with (folder_of(config) / "metrics.csv").open() as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row[name]]
+
+
+def weights(config):
+    return load_file(folder_of(config) / "model" / "model.safetensors")
+
+
+def assert_equal_weights(a, b, **tolerance):
+    assert a.keys() == b.keys()
+    for name in a:
+        if tolerance:
+            torch.testing.assert_close(a[name], b[name], **tolerance)
+        else:
+            assert torch.equal(a[name], b[name]), name
