@@ -8,6 +8,7 @@ own with an empty cache, in turn. Times begin after the imports and end when the
 side is `datasets.map` for tokenization (with the special tokens mask) and for concatenation into blocks, with
 processes or with the threads of the library, whichever is faster; then DataCollatorForLanguageModeling. Ours
 is best-fit packing of isolated documents, the default. Ratios count: figures alone belong to the machine.
+`batch_share` is what cutting out, masking and counting a batch takes of a training step of the default model.
 The generated text has the words of the Python documentation, and new ones as often as texts of its size.
 """
 
@@ -34,6 +35,7 @@ RESULTS = Path(__file__).parent / "results" / "data_path.json"
 SEQ_LEN, BATCH, BATCHES = 128, 64, 100
 FAR_ROW = 10_000_000
 BIG_TOKENS = 100_000_000
+STEPS = 12
 
 
 def corpus_config(options: argparse.Namespace) -> Any:
@@ -122,6 +124,44 @@ def run_open(options: argparse.Namespace) -> dict[str, float]:
             times.append(time.perf_counter() - start)
         result[f"first_batch_at_{name}_s"] = statistics.median(times)
     return result
+
+
+def run_step(options: argparse.Namespace) -> dict[str, float]:
+    """Take some steps of the default model, as training does on a CPU, and time both halves of each."""
+    import torch
+
+    from mlm.config.data import TokenizerConfig
+    from mlm.config.experiment import PretrainConfig
+    from mlm.data.collate import MaskedRows, build_masking
+    from mlm.data.corpus import prepare_corpus
+    from mlm.data.sampler import TrainingSampler
+    from mlm.model.attention import fused_blocks
+    from mlm.model.heads import MaskedLM
+    from mlm.model.loss import summed_cross_entropy
+    from mlm.optim.optimizer import build_optimizer
+
+    torch.set_num_threads(options.num_proc)
+    config = PretrainConfig()
+    corpus = prepare_corpus(corpus_config(options), TokenizerConfig(path=options.tokenizer))
+    model = MaskedLM(config.model.resolve(corpus.tokenizer.get_vocab_size(), SEQ_LEN))
+    optimizer = build_optimizer(model, config.optimizer, fused_blocks(model))
+    rows = MaskedRows(
+        corpus.train, build_masking(config.masking, config.masking.mask_rate, corpus.tokenizer), 0
+    )
+    size = config.trainer.global_batch_size
+    batches = iter(TrainingSampler(len(corpus.train), 0, size, size))
+    halves = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        batch = rows[next(batches)]
+        drawn = time.perf_counter()
+        logits = model(batch["input_ids"], batch["attention_mask"], batch["masked_positions"])
+        (summed_cross_entropy(logits, batch["labels"]) / batch["num_masked"]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        halves.append((drawn - start, time.perf_counter() - drawn))
+    batch_s, step_s = (statistics.median(half) for half in zip(*halves[2:], strict=True))
+    return {"batch_s": batch_s, "step_s": step_s, "batch_share": batch_s / (batch_s + step_s)}
 
 
 def in_process(what: str, options: argparse.Namespace, **changes: Any) -> dict[str, float]:
@@ -215,10 +255,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num_proc", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
-        "--skip_comparison", action="store_true", help="measure only a store of 100 million tokens"
+        "--skip_comparison",
+        action="store_true",
+        help="leave run_mlm.py out",
     )
     parser.add_argument("--skip_big", action="store_true", help="leave that store out")
-    parser.add_argument("--run", choices=("ours", "theirs", "theirs_threads", "open"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--run", choices=("ours", "theirs", "theirs_threads", "open", "step"), help=argparse.SUPPRESS
+    )
     parser.add_argument("--text", default=None, help="a text of your own, a document a line")
     for name in ("tokenizer", "cache"):
         parser.add_argument(f"--{name}", default=None, help=argparse.SUPPRESS)
@@ -227,6 +271,7 @@ def main() -> None:
         run = {
             "ours": run_ours,
             "open": run_open,
+            "step": run_step,
             "theirs": lambda options: run_theirs(options, options.num_proc),
             "theirs_threads": lambda options: run_theirs(options, None),
         }[options.run]
@@ -236,6 +281,7 @@ def main() -> None:
         write_inputs(options)
         result = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         result |= {"machine": machine(), "num_proc": options.num_proc}
+        result["step"] = in_process("step", options)
         if not options.skip_comparison:
             result |= compare(options)
         if not options.skip_big:

@@ -66,6 +66,23 @@ def run_to_resume(runs_dir: Path, name: str | None) -> Path:
     return max(configs, key=lambda path: path.stat().st_mtime_ns).parent
 
 
+def find_branch(runs_dir: Path, branch: str) -> tuple[Path, Path]:
+    """Return what `branch` names, a run folder or a checkpoint file, and the run folder it belongs to.
+
+    Raises:
+        InputError: it is neither; says where it was looked for.
+    """
+    places = (Path(branch).expanduser(), runs_dir / branch)
+    for path in places:
+        if (path / "checkpoints").is_dir():
+            return path, path
+        if path.is_file():
+            return path, path.absolute().parent.parent
+    close = difflib.get_close_matches(branch, [path.name for path in runs_dir.glob("*/")], 3)
+    fix = f"did you mean {' or '.join(close)}?" if close else f"looked for {' and '.join(map(str, places))}"
+    raise InputError(f"branch={branch} is neither a run nor a checkpoint: {fix}")
+
+
 def _is_finetuning(config: Path) -> bool:
     """Tell the configuration of a fine-tuning run, which is no run to go on with, by a group of its own."""
     return any(line.startswith("head:") for line in config.read_text(encoding="utf-8").splitlines())
@@ -105,7 +122,8 @@ class RunConfig:
         self.name = self.name or os.environ.get(RUN_NAME)
         if self.name is None and not self.resume:
             launch = launched()
-            alone = is_first_process() and (launch is None or launch.world_size == 1)
+            number = launch.world_size if launch else int(os.environ.get("WORLD_SIZE", 1))
+            alone = is_first_process() and number == 1
             require(
                 alone, "name", "null", f"cannot be agreed on by several processes; give --name or ${RUN_NAME}"
             )
@@ -141,7 +159,9 @@ class PretrainConfig(RunConfig):
     """
 
     init: str | None = None
-    """Model folder or hub's OWNER/NAME to start from; brings weights, shape and tokenizer."""
+    """Model folder or hub's OWNER/NAME to start from, with its tokenizer."""
+    branch: str | None = None
+    """Run or checkpoint to start from, with optimizer state and settings."""
     data: CorpusConfig = field(default_factory=CorpusConfig)
     """Documents, rows and the held-out part."""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -168,6 +188,11 @@ class PretrainConfig(RunConfig):
                 f"data.seq_len={self.data.seq_len} is longer than model.max_position_embeddings={positions}; "
                 f"set data.seq_len to at most {positions}, or model.max_position_embeddings to null"
             )
+        if self.trainer.strategy == "fsdp2" and self.optimizer.name == "muon":
+            raise InputError(
+                "optimizer.name=muon needs whole matrices, which trainer.strategy=fsdp2 divides among the devices; "
+                "take optimizer.name=adamw, or trainer.strategy=ddp"
+            )
         warmup, steps = self.schedule.warmup_steps, self.trainer.max_steps
         if warmup is not None and steps is not None and warmup > steps:
             raise InputError(
@@ -181,6 +206,8 @@ class PretrainConfig(RunConfig):
         self.check_run()
         if self.init is not None:
             check_model_folder("init", self.init)
+        if self.branch is not None and not self.resume:
+            find_branch(Path(self.runs_dir), self.branch)
         check_sources(self.data.sources)
         self.tokenizer.check_file()
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar, get_type_hints
 import yaml
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import RUN_NAME, RunConfig, run_to_resume
+from mlm.config.experiment import RUN_NAME, RunConfig, find_branch, run_to_resume
 from mlm.config.help import format_help
 from mlm.config.keys import Given, Keys, read_file, read_flags
 from mlm.config.launch import is_first_process, wait_for_first_process
@@ -60,6 +60,7 @@ def parse_config(
             given |= read_file(path, keys)
         if issubclass(cls, RunConfig):
             stored, settled = _resumed_keys(cls, given | flags, keys)
+            stored = stored or _branched_keys(given | flags, keys)
             given, flags = stored | given, flags | settled
         given |= flags
         values = _typed_values(given, keys)
@@ -185,6 +186,32 @@ def _resumed_keys(
     stored = read_file(folder / "config.yaml", keys) if (folder / "config.yaml").exists() else {}
     place = {"name": folder.name, "runs_dir": runs_dir, "resume": "true"}
     return stored, {key: Given(value, f"--{key}", "flags") for key, value in place.items()}
+
+
+def _branched_keys(given: dict[str, Given], keys: Keys) -> dict[str, Given]:
+    """Return the keys of the run that a new one branches off, as it was configured; nothing without `branch`.
+
+    Length and schedule are taken over as a whole or, where the user gives any of it, not at all. The
+    vocabulary is the one of the run, whatever text the new one reads.
+    """
+    branch = convert(given["branch"].value, str | None, "branch") if "branch" in given else None
+    if branch is None:
+        return {}
+    runs_dir = str(given["runs_dir"].value) if "runs_dir" in given else RunConfig.runs_dir
+    _, folder = find_branch(Path(runs_dir).expanduser(), branch)
+    if not (folder / "config.yaml").exists():
+        return {}
+    stored = read_file(folder / "config.yaml", keys)
+    bounds = {"trainer.max_steps", "trainer.max_tokens", "trainer.max_time"}
+    schedule = {key for key in stored if key.startswith("schedule.")}
+    left = {"name", "runs_dir", "resume", "branch"}
+    for group in (bounds, schedule):
+        left |= group if group & given.keys() else set()
+    vocabulary = {}
+    if convert(stored["init"].value, keys.types["init"], "init") is None:
+        left |= {key for key in stored if key.startswith("tokenizer.")}
+        vocabulary = {"tokenizer.path": Given(str(folder / "tokenizer"), "--branch", "flags")}
+    return {key: value for key, value in stored.items() if key not in left} | vocabulary
 
 
 def _typed_values(given: dict[str, Given], keys: Keys) -> dict[str, Any]:

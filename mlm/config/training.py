@@ -49,7 +49,7 @@ class ScheduleConfig:
     """Learning rate over the optimizer steps."""
 
     name: Literal["linear", "cosine", "wsd", "constant", "decay"] = "wsd"
-    """After the warm-up; wsd: constant, then decay; decay: that alone, without warm-up."""
+    """wsd: constant, then decay; decay: only that, no warm-up."""
     warmup_steps: int | None = None
     """Steps of linear warm-up; null: warmup_fraction of the run."""
     warmup_fraction: float = 0.05
@@ -89,14 +89,16 @@ class TrainerConfig:
     """Devices a node; auto: as launched, else all accelerators or one CPU process."""
     num_nodes: int | Literal["auto"] = "auto"
     """Machines; auto: as launched by torchrun or srun, else 1."""
-    strategy: Literal["auto", "ddp"] = "auto"
-    """How devices share the work; auto: ddp where there are several."""
+    strategy: Literal["auto", "ddp", "fsdp2"] = "auto"
+    """ddp: all hold the model; fsdp2: each a share (AdamW only); auto: ddp if several."""
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
     """Arithmetic; auto: bf16-mixed where the hardware has it, else 32-true."""
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
     """Kind of device; auto: the best one there is."""
     compile: bool = False
     """Compile the model; pays off on a GPU, hardly on a CPU."""
+    gradient_checkpointing: bool = False
+    """Keep less for the backward pass and compute it again: less memory, more time."""
     val_every: int = 100
     """Optimizer steps between validations."""
     save_every: int = 100
@@ -104,9 +106,9 @@ class TrainerConfig:
     keep_best: int = 0
     """Checkpoints kept for their validation loss, the lowest."""
     keep_every: int | None = None
-    """Optimizer steps between checkpoints that are kept for ever; null: none."""
+    """Optimizer steps between checkpoints kept for ever; null: none."""
     max_skipped_steps: int = 10
-    """Steps in a row without a finite gradient (they change nothing) that end the run."""
+    """Steps in a row that end the run if their gradients are not finite."""
 
     def __post_init__(self) -> None:
         for name in ("global_batch_size", "val_every", "save_every", "max_skipped_steps"):

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
+from unicodedata import east_asian_width
 
 import numpy as np
 import numpy.typing as npt
@@ -165,14 +166,14 @@ class RowView:
         return words
 
     def _mark(self, label: int, seen: int) -> tuple[str, int]:
-        """Return a predicted token and what stands in its place, with its width."""
+        """Return a predicted token and what stands in its place, with the width of both."""
         text = f"{{{self._name(label)}}}"
         kind = "unchanged"
         if seen != label:
             kind = "hidden" if seen == self.special.mask else "random"
             other = self.tokenizer.id_to_token(seen) if kind == "hidden" else self._name(seen)
             text = f"{text[:-1]}>{other}}}"
-        return (f"{COLOURS[kind]}{text}{PLAIN}" if self.colours else text), len(text)
+        return (f"{COLOURS[kind]}{text}{PLAIN}" if self.colours else text), _sized(text)[1]
 
     def _text(self, ids: Ints) -> str:
         """Return the text of ordinary tokens that follow each other."""
@@ -186,7 +187,7 @@ class RowView:
 
 
 def _sized(word: str) -> tuple[str, int]:
-    return word, len(word)
+    return word, sum(2 if east_asian_width(character) in "WF" else 1 for character in word)
 
 
 def _filled(indent: str, words: list[tuple[str, int]], width: int) -> Iterator[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mlm.config.errors import InputError
 from mlm.config.model import ModelConfig
@@ -75,6 +76,8 @@ class Encoder(nn.Module):
         numbers = range(config.num_hidden_layers)
         self.layers = nn.ModuleList(EncoderLayer(config, config.has_attention_norm(n)) for n in numbers)
         self.is_local = [config.is_local(n) for n in numbers]
+        self.gradient_checkpointing = False
+        """Whether training computes the inside of each layer again instead of keeping it."""
         self.final_norm = build_norm(config) if config.has_final_norm else nn.Identity()
 
     def forward(
@@ -102,7 +105,10 @@ class Encoder(nn.Module):
         views = {local: self._view(bias, positions, dtype, local) for local in sorted(set(self.is_local))}
         hidden = self.embeddings(input_ids, positions, token_type_ids)
         for layer, local in zip(self.layers, self.is_local, strict=True):
-            hidden = layer(hidden, *views[local])
+            if self.gradient_checkpointing and self.training:
+                hidden = checkpoint(layer, hidden, *views[local], use_reentrant=False)
+            else:
+                hidden = layer(hidden, *views[local])
         return self.final_norm(hidden)
 
     def _view(

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig, is_first_process
+from mlm.config.experiment import PretrainConfig
+from mlm.config.launch import is_first_process
 from mlm.config.training import TrainerConfig
 from mlm.data.collate import Rows
 from mlm.data.sampler import TrainingSampler
@@ -109,6 +110,18 @@ class Clock(StepCallback):
         """Start counting where the earlier run stopped."""
         super().on_train_start(trainer, module)
         self.restart()
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        """Count as if earlier steps had had as many passes as those to come.
+
+        Lightning ends a step where the number of all passes is a multiple of the passes a step: with another
+        number of devices or another micro-batch the first step would be cut short.
+        """
+        passes = checkpoint["global_step"] * trainer.accumulate_grad_batches
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        for counts in (progress["total"], progress["current"]):
+            shift = passes - counts["ready"]
+            counts.update({name: count + shift for name, count in counts.items()})
 
     def restart(self) -> None:
         """Let the time since the last reading pass uncounted."""
@@ -340,7 +353,7 @@ def save_failure(trainer: pl.Trainer) -> OSError | None:
 
 
 class GracefulStop(StepCallback):
-    """On SIGTERM or SIGINT, ends the run after the current step; the saver then keeps it.
+    """On SIGTERM, SIGINT or SIGUSR1, ends the run after the current step; the saver then keeps it.
 
     Installed when training starts, after Lightning's own handlers, which would save nothing.
     """
@@ -350,13 +363,13 @@ class GracefulStop(StepCallback):
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Install the handlers."""
         super().on_train_start(trainer, module)
-        numbers = (signal.SIGTERM, signal.SIGINT)
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
         self._previous = {number: signal.signal(number, self._note) for number in numbers}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:  # asked twice: the user does not want to wait
+        if self.signal is not None and number == signal.SIGINT:  # asked twice: the user does not want to wait
             os._exit(128 + number)
-        self.signal = number
+        self.signal = self.signal or number  # a scheduler and a launcher may both pass on the same stop
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Stop all ranks together as soon as one was signalled."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
+from mlm.config.errors import InputError
 from mlm.config.launch import is_first_process
 
 NEEDED = ("state_dict", "optimizer_states", "loops", "global_step", "progress", "identity")
@@ -87,6 +88,33 @@ class Checkpoint:
         return int(self.content["global_step"])
 
 
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a file without running code that might be in it.
+
+    Raises:
+        InputError: it is no whole checkpoint of ours; says why.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        missing = [key for key in NEEDED if key not in content]
+        if not missing:
+            return Checkpoint(path, content)
+        reason = f"it has no {', '.join(missing)}"
+    except (PermissionError, FileNotFoundError):
+        raise  # it may be whole: somebody has to look
+    except (
+        OSError,
+        RuntimeError,
+        EOFError,
+        LookupError,
+        TypeError,
+        ValueError,
+        UnpicklingError,
+    ) as error:
+        reason = " ".join(str(error).split())[:120]
+    raise InputError(f"{path} is no whole checkpoint of ours: {reason}")
+
+
 def find_checkpoint(folder: Path) -> Checkpoint | None:
     """Return the newest whole checkpoint of a folder or None.
 
@@ -94,24 +122,11 @@ def find_checkpoint(folder: Path) -> Checkpoint | None:
     """
     for path in sorted(folder.glob("step-*.ckpt"), reverse=True):
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            missing = [key for key in NEEDED if key not in content]
-            if not missing:
-                return Checkpoint(path, content)
-            reason = f"it has no {', '.join(missing)}"
-        except PermissionError:
-            raise  # it may be whole: somebody has to look
-        except (
-            OSError,
-            RuntimeError,
-            EOFError,
-            LookupError,
-            TypeError,
-            ValueError,
-            UnpicklingError,
-        ) as error:
-            reason = " ".join(str(error).split())[:120]
-        log.warning("skipping %s, which is no whole checkpoint of ours: %s", path, reason)
+            return open_checkpoint(path)
+        except FileNotFoundError:
+            continue  # the run it belongs to goes on and has removed it
+        except InputError as error:
+            log.warning("skipping it: %s", error)
         if is_first_process():
             path.rename(path.with_name(f"{path.name}.broken"))
     return None

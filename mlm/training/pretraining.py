@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from mlm.optim.optimizer import build_optimizer, set_learning_rate, skip_step_if
 from mlm.optim.schedule import learning_rate_factor
 from mlm.plan import total_parameters
 from mlm.tokenizer import added_pieces, load_tokenizer, tokenizer_digest
+from mlm.training.branch import branch_checkpoint, settle_branch, start_branch
 from mlm.training.callbacks import (
     Budget,
     CheckpointSaver,
@@ -52,7 +55,7 @@ from mlm.training.datamodule import PretrainDataModule
 from mlm.training.processes import end_with_parent
 from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
 from mlm.training.run_folder import METRICS, keep_config, resume_command, run_folder
-from mlm.training.summary import finish_run
+from mlm.training.summary import finish_run, provenance
 from mlm.training.trainer import build_trainer, check_hardware
 
 UNPLANNED_STEPS = 1000
@@ -78,6 +81,8 @@ class PretrainModule(pl.LightningModule):
         self.last_loss: Tensor | float = math.nan
         self.skipped: Tensor = torch.tensor(False)
         """Whether the newest step was skipped; on the device until somebody asks."""
+        self.first_optimizer_state: dict[str, Any] = {}
+        """Where a run that branches off another begins."""
         self._loss_sum: Tensor | float = 0.0
         self._counts = [0] * 4
         rates = model.config.embedding_dropout, model.config.attention_dropout, model.config.hidden_dropout
@@ -133,6 +138,8 @@ class PretrainModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Let the configuration decide rates and decay, not the checkpoint that was just restored."""
+        if self.first_optimizer_state:
+            self.trainer.optimizers[0].load_state_dict(self.first_optimizer_state)
         for group, constants in zip(self.trainer.optimizers[0].param_groups, self._constants, strict=True):
             group.update({name: value for name, value in constants.items() if name != "params"})
 
@@ -142,12 +149,11 @@ class PretrainModule(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the counters; refuse a checkpoint of another model, tokenizer or corpus."""
-        for name, mine in self.identity.items():
-            theirs = checkpoint.get("identity", {}).get(name)
-            if theirs != mine:
-                raise InputError(
-                    f"cannot resume: {name} is {mine}, but the checkpoint was trained with {theirs}"
-                )
+        theirs = checkpoint.get("identity", {})
+        differing = [name for name, mine in self.identity.items() if theirs.get(name) != mine]
+        if differing:
+            texts = (f"{name} is {self.identity[name]}, not {theirs.get(name)}" for name in differing)
+            raise InputError(f"cannot resume with something else than the checkpoint: {'; '.join(texts)}")
         for name, value in checkpoint["progress"].items():
             setattr(self.progress, name, value)
         if self.progress.planned_for != self.config.trainer.bounds:
@@ -192,6 +198,8 @@ def pretrain(config: PretrainConfig) -> int:
     end_with_parent()
     check_hardware(config.trainer)  # not only after hours of preparation
     config = replace(config, logging=resolve_tracking(config.logging))
+    if config.branch and not config.resume:
+        config = settle_branch(config)
     with run_folder(config) as folder:
         corpus, model = prepare(config)
         return train(config, folder, corpus, model)
@@ -221,6 +229,7 @@ def prepare(config: PretrainConfig) -> tuple[Corpus, MaskedLM]:
         torch.manual_seed(config.seed)
         model = MaskedLM(resolved)
     rule_out_unused_ids(model, size)
+    model.encoder.gradient_checkpointing = config.trainer.gradient_checkpointing
     if config.trainer.compile:
         model.compile()
     return corpus, model
@@ -236,6 +245,8 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
     if checkpoint:
         module.on_load_checkpoint(checkpoint.content)
         reason = bound_reached(config.trainer, progress, checkpoint.step)
+    elif config.branch:
+        start_branch(module, branch_checkpoint(config))
     elif config.resume:
         log.info("%s holds no whole checkpoint: starting at step 0", folder)
     if checkpoint and reason and (folder / "summary.json").exists():
@@ -261,16 +272,25 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
             return 128 + stop.signal
         step, reason, failure = trainer.global_step, budget.reason, save_failure(trainer)
     if is_first_process():
-        try:
+        with what_is_not_saved_is_told(config, folder, failure):
             finish_run(config, folder, corpus, model, progress, step, str(reason))
-        except (OSError, SafetensorError) as error:
-            failure = failure or error
-        if failure:
-            raise InputError(
-                f"{folder}: not all that the run ends with could be saved ({failure}); free some space, then "
-                f"go on with: {resume_command(config)}"
-            )
     return 0
+
+
+@contextmanager
+def what_is_not_saved_is_told(
+    config: PretrainConfig, folder: Path, failure: Exception | None
+) -> Iterator[None]:
+    """Save what is saved inside even where the last checkpoint could not be, then say what failed."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        failure = failure or error
+    if failure:
+        raise InputError(
+            f"{folder}: not all that the run ends with could be saved ({failure}); free some space, then go "
+            f"on with: {resume_command(config)}"
+        )
 
 
 def check_memory(config: ModelConfig) -> None:
@@ -303,7 +323,7 @@ def assemble(
         ProgressBar(progress),
     ]
     facts = {"corpus": {"sources": {source["path"]: source for source in corpus.sources}}}
-    tracker = build_tracker(config, config.logging, folder, facts)
+    tracker = build_tracker(config, config.logging, folder, facts | provenance(corpus))
     return build_trainer(config.trainer, folder, callbacks, tracker), budget, stop
 
 
@@ -311,9 +331,9 @@ def identity_of(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> dict
     """Return what two runs must share for one to go on with the other's checkpoint, in plain values."""
     rows = ("seq_len", "packing", "validation_fraction", "max_validation_tokens", "deduplicate")
     return {
+        "tokenizer": tokenizer_digest(corpus.tokenizer),  # first: with another one the store differs too
         "corpus": corpus.store.folder.name,
         "weights": [[part.num_rows, part.per_block] for part in corpus.train.parts] or None,
-        "tokenizer": tokenizer_digest(corpus.tokenizer),
         "seed": config.seed,
         "optimizer.name": config.optimizer.name,
         **{f"data.{name}": getattr(config.data, name) for name in rows},

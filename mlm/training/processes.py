@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch.distributed
 from lightning.fabric.plugins.environments import (
     ClusterEnvironment,
     LightningEnvironment,
@@ -43,6 +44,29 @@ def cluster_environment() -> ClusterEnvironment:
         log.warning("waiting for %d processes of this job; start them with srun", launch.world_size)
     os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(launch.devices))
     return SLURMEnvironment(auto_requeue=False)
+
+
+def join_after_restart(backend: str) -> None:
+    """Let processes that torchrun started anew find each other, and not those that ended.
+
+    torchrun keeps its table of addresses over restarts, and the new processes would call at the old ones.
+    The agents of several nodes each count restarts by themselves, so that there the number is no common name:
+    they keep no table if TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set.
+
+    Args:
+        backend: gloo or nccl.
+    """
+    launch, restarts = launched(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if launch is None or launch.launcher != "torchrun" or launch.num_nodes > 1 or restarts == "0":
+        return
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = torch.distributed.TCPStore(host, port, launch.world_size, is_master=False)
+    torch.distributed.init_process_group(
+        backend,
+        store=torch.distributed.PrefixStore(f"restart-{restarts}", store),
+        rank=int(os.environ["RANK"]),
+        world_size=launch.world_size,
+    )
 
 
 class Launcher(_SubprocessScriptLauncher):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import mlm
 from mlm.config.experiment import PretrainConfig
 from mlm.data.collate import Rows
 from mlm.data.corpus import Corpus
@@ -20,6 +22,7 @@ from mlm.hub.pretrained import save_pretrained
 from mlm.hub.tokenizer_config import longest_row
 from mlm.model.heads import MaskedLM
 from mlm.plan import count_parameters
+from mlm.tokenizer import tokenizer_digest
 from mlm.training.callbacks import Progress
 from mlm.training.reporting import read_metrics
 from mlm.training.run_folder import resume_command
@@ -47,6 +50,7 @@ def finish_run(
         "val_masked_accuracy": progress.last["masked_accuracy"],
         "unigram_entropy": corpus.unigram_entropy,
         "sources": corpus.sources,
+        **provenance(corpus),
         "vocab_size": corpus.tokenizer.get_vocab_size(),
         "num_parameters": sum(count_parameters(model.config).values()),
         "steps": steps,
@@ -57,9 +61,10 @@ def finish_run(
         "tokens_per_second": progress.tokens / progress.elapsed_s,
         "model_dir": str(folder / "model"),
         "stopped_by": reason,
+        **({"branch": config.branch} if config.branch else {}),
     }
     # A folder of this machine means nothing to whoever reads the card.
-    facts = {name: value for name, value in summary.items() if name != "model_dir"}
+    facts = {name: summary[name] for name in summary if name not in ("model_dir", "branch", "best")}
     facts["sources"] = ", ".join(Path(source.path).name for source in config.data.sources)
     save_pretrained(
         folder / "model",
@@ -80,6 +85,33 @@ def first_documents(rows: Rows) -> dict[str, Tensor]:
     ids, documents = rows.render(np.arange(min(len(rows), CHECKED_ROWS)))
     mask = torch.from_numpy(documents == 1)
     return {"input_ids": torch.from_numpy(ids).where(mask, rows.special.pad), "attention_mask": mask.long()}
+
+
+def provenance(corpus: Corpus) -> dict[str, str | None]:
+    """Return what a run was made from: the token store, the vocabulary, and the commit of the code."""
+    return {
+        "token_store": corpus.store.folder.name,
+        "tokenizer_digest": tokenizer_digest(corpus.tokenizer),
+        "git_commit": git_commit(Path(mlm.__file__).parent),
+    }
+
+
+def git_commit(package: Path) -> str | None:
+    """Return the commit of a package, with -dirty where files were changed; None outside a checkout."""
+    tracked = ["ls-files", "--error-unmatch", "__init__.py"]  # not merely installed below somebody's checkout
+    describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    try:
+        for arguments in (tracked, describe):
+            done = subprocess.run(
+                ["git", "-C", str(package), *arguments],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=10,
+            )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def closing_message(config: PretrainConfig, folder: Path, summary: dict[str, Any], progress: Progress) -> str:

@@ -15,7 +15,7 @@ from mlm.config.errors import InputError, require
 from mlm.config.launch import launched
 from mlm.config.training import TrainerConfig
 from mlm.training.checkpoint import AtomicCheckpointIO
-from mlm.training.processes import Launcher, cluster_environment
+from mlm.training.processes import Launcher, cluster_environment, join_after_restart
 
 
 def resolve_accelerator(config: TrainerConfig) -> str:
@@ -106,6 +106,7 @@ def build_trainer(
         plugins=[AtomicCheckpointIO(), environment],
         default_root_dir=str(folder),
     )
+    join_after_restart("nccl" if accelerator == "gpu" else "gloo")
     launcher = trainer.strategy.launcher
     if isinstance(launcher, _SubprocessScriptLauncher) and not environment.creates_processes_externally:
         trainer.strategy._launcher = Launcher(environment, launcher.num_processes, launcher.num_nodes)

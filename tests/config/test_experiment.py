@@ -228,9 +228,18 @@ def test_made_names_differ_within_a_second(tmp_path, monkeypatch):
     assert len(names) == 3
 
 
-@pytest.mark.parametrize("variable", ["WORLD_SIZE", "RANK", "SLURM_PROCID"])
-def test_processes_of_a_launcher_need_a_name(tmp_path, monkeypatch, variable):
-    monkeypatch.setenv(variable, "2")
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"},
+        {"SLURM_NTASKS": "2", "SLURM_NNODES": "2", "SLURM_PROCID": "0"},
+        {"RANK": "1"},
+    ],
+    ids=["torchrun", "srun", "another rank"],
+)
+def test_processes_of_a_launcher_need_a_name(tmp_path, monkeypatch, environment):
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
     with pytest.raises(InputError, match=r"name=null cannot be agreed on by several processes; give --name"):
         PretrainConfig(runs_dir=str(tmp_path)).choose_name("default")
     monkeypatch.setenv("MLM_RUN_NAME", "agreed")

@@ -235,7 +235,7 @@ def test_commands_with_required_and_positional_keys(tmp_path):
             "--data.sources hub:name",
             "data.sources: hub:name is not of the form hub:OWNER/NAME[@CONFIG][:SPLIT]",
         ),
-        ("--resume maybe", "--resume: expected true or false, got 'maybe'"),
+        ("--resume maybe", "--resume: expected true, false or auto, got 'maybe'"),
         ("--name a/b", "name=a/b must be a plain folder name"),
         ("--seed", "--seed: a value is missing"),
         ("stray", "unexpected argument 'stray'"),
@@ -293,6 +293,18 @@ def test_required_keys_are_named(capsys):
     assert refusal(capsys, cls=EvaluateConfig).startswith("--model is missing")
     message = refusal(capsys, "--model", "x", cls=FillMaskConfig, positional="text")
     assert message.startswith("--text is missing")
+
+
+def test_resume_auto_starts_a_run_or_goes_on_with_it(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    first = parse("--name", "mine", "--resume", "auto", "--seed", "3")
+    assert (first.resume, first.seed) == (False, 3)
+    Path("runs/mine").mkdir(parents=True)
+    save_config(first, "runs/mine/config.yaml")
+    again = parse("--name", "mine", "--resume", "auto")
+    assert (again.resume, again.seed) == (True, 3)
+    monkeypatch.delenv("MLM_RUN_NAME")
+    assert "needs a --name" in refusal(capsys, "--resume", "auto")
 
 
 def test_existing_run_is_refused_unless_resumed(capsys, tmp_path):

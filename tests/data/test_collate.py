@@ -1,15 +1,17 @@
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from mlm.config.data import MaskingConfig
+from mlm.config.data import MaskingConfig, TokenizerConfig
 from mlm.data.collate import MaskedRows, Rows, build_masking
 from mlm.data.packing import pack_documents
 from mlm.data.sampler import Part, RowBatch
 from mlm.data.store import build_store
-from mlm.tokenizer import SpecialTokens, encode_documents
+from mlm.tokenizer import SpecialTokens, encode_documents, starts_word, train_tokenizer
 
 SEQ_LEN = 24
 
@@ -113,10 +115,81 @@ def test_literal_special_tokens_in_the_text_stay_text(tmp_path, tokenizer):
 
 
 def test_added_special_tokens_are_neither_predicted_nor_drawn(tokenizer):
-    import tokenizers
-
-    other = tokenizers.Tokenizer.from_str(tokenizer.to_str())
+    other = Tokenizer.from_str(tokenizer.to_str())
     other.add_special_tokens(["[EXTRA]"])
     masking = build_masking(MaskingConfig(), 0.15, other)
     assert masking.is_special[other.token_to_id("[EXTRA]")]
     assert masking.is_special.sum() == 6
+
+
+def rows_from(tmp_path, texts, tokenizer, seq_len):
+    store = build_store(tmp_path / "other", texts, tokenizer)
+    special = SpecialTokens.from_tokenizer(tokenizer)
+    return Rows(store, pack_documents(store.documents, seq_len, "isolate"), special, seq_len, "isolate")
+
+
+def test_special_tokens_in_another_order_of_the_vocabulary_change_nothing(tmp_path):
+    """[MASK] has id 0, where others have [PAD]; 200,000 ordinary tokens."""
+    names = ["[MASK]", "[UNK]", "[PAD]", "[SEP]", "[CLS]", *(f"w{number}" for number in range(50))]
+    other = Tokenizer(
+        models.WordPiece({name: number for number, name in enumerate(names)}, unk_token="[UNK]")
+    )
+    other.pre_tokenizer = pre_tokenizers.Whitespace()
+    other.add_special_tokens(names[:5])
+    texts = [" ".join(names[5 + (number + word) % 50] for word in range(50)) for number in range(4000)]
+    rows = rows_from(tmp_path, texts, other, 52)
+    masking = build_masking(MaskingConfig(), 0.15, other)
+    assert (masking.mask_id, rows.special.pad) == (0, 2)
+    index = np.arange(len(rows))
+    batch = MaskedRows(rows, masking, seed=0)[RowBatch(np.zeros_like(index), index)]
+    assert batch["num_ordinary"] == 200_000
+    assert batch["num_masked"] / batch["num_ordinary"] == pytest.approx(0.15, abs=0.005)
+    assert batch["num_hidden"] / batch["num_masked"] == pytest.approx(0.8, abs=0.01)
+    assert batch["num_random"] / batch["num_masked"] == pytest.approx(0.1 * 49 / 50, abs=0.01)
+    assert (batch["input_ids"] == 0).sum() == batch["num_hidden"]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_all_pieces_of_a_word_are_hidden_or_none(tmp_path, kind):
+    texts = ["the harbourmaster and the keeper answer every harbour lamp"]
+    tokenizer = train_tokenizer(
+        ["abcdefghijklmnopqrstuvwxyz", *texts], TokenizerConfig(type=kind, vocab_size=290)
+    )
+    rows = rows_from(tmp_path, texts, tokenizer, 64)
+    masking = build_masking(MaskingConfig("whole_word"), 0.4, tokenizer)
+    ids, _ = rows.render(np.array([0]))
+    special = np.isin(ids[0], rows.special.ids)
+    begins = np.flatnonzero(starts_word(tokenizer)[ids[0]] | special | np.roll(special, 1))
+    words = [range(a, b) for a, b in pairwise([*begins, ids.shape[1]]) if not special[a]]
+    assert len(words) == len(texts[0].split())
+    assert max(map(len, words)) >= 3
+    hidden_ever = set()
+    for number in range(1000):
+        batch = MaskedRows(rows, masking, seed=0)[RowBatch(np.array([number]), np.array([0]))]
+        hidden = set(batch["masked_positions"][batch["labels"] >= 0].tolist())
+        assert all(len(hidden & set(word)) in (0, len(word)) for word in words)
+        hidden_ever |= hidden
+    assert len(hidden_ever) == sum(map(len, words))
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_the_rate_holds_for_chinese_whether_or_not_characters_are_words(tmp_path, splits):
+    texts = ["港口的灯光慢慢转过旧石墙", "两条小船漂过磨坊", "夜里的风很轻 boats wait"]
+    characters = sorted(set("".join(texts)) - {" "})
+    names = [
+        *["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+        *characters,
+        *(f"##{one}" for one in characters),
+    ]
+    tokenizer = Tokenizer(models.WordPiece({name: n for n, name in enumerate(names)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(handle_chinese_chars=splits)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(names[:5])
+    rows = rows_from(tmp_path, texts, tokenizer, 64)
+    masking = build_masking(MaskingConfig("whole_word"), 0.15, tokenizer)
+    draws = [
+        MaskedRows(rows, masking, seed=0)[RowBatch(np.full(len(rows), number), np.arange(len(rows)))]
+        for number in range(1000)
+    ]
+    rate = sum(batch["num_masked"] for batch in draws) / sum(batch["num_ordinary"] for batch in draws)
+    assert 0.10 < rate < 0.20

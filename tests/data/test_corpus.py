@@ -11,6 +11,7 @@ from mlm.config.data import CorpusConfig, SourceConfig, TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.data.corpus import prepare_corpus, prepare_evaluation, prepare_store, split_documents
 from mlm.data.store import build_store
+from mlm.tokenizer import encode_documents
 
 
 def config(path, **options):
@@ -152,6 +153,7 @@ def test_one_store_serves_every_row_length_and_packing(text):
 def test_max_documents_counts_documents_before_packing(text, documents, tokenizer):
     rows = prepare_evaluation(config(text, max_documents=2), tokenizer)
     assert rows.store.manifest["num_documents"] == 2
+    assert rows.table.pieces.num_tokens == sum(map(len, encode_documents(tokenizer, documents[:2])))
 
 
 def test_unigram_entropy_is_that_of_the_validation_tokens_under_training_counts(text):

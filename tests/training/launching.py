@@ -1,7 +1,7 @@
 """Runs of the scripts as a user starts them: processes of their own, ended with the test whatever happens.
 
-`launch` starts commands; `run_ranks` does what a launcher does, but forks a process that has imported everything
-already, which spares seconds a test.
+`launch` starts commands; `run_ranks` does what a launcher does, but forks a process that has imported
+everything already, which spares seconds a test.
 """
 
 import csv
@@ -12,7 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+import tempfile
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -45,32 +46,45 @@ def flags(config, *more):
 
 @contextmanager
 def started(command, environment=None):
-    """A running command, in a process group of its own."""
-    run = subprocess.Popen(
-        command,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
-        start_new_session=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        yield run
-    finally:
-        if run.poll() is None:
-            os.killpg(run.pid, signal.SIGKILL)
-        run.communicate()
+    """A running command, what it prints, and the end of it and all it started."""
+    with tempfile.TemporaryFile("w+") as output:
+        run = subprocess.Popen(
+            command,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        run.output = output
+        try:
+            yield run
+        finally:
+            for process in [run.pid, *descendants(run.pid)]:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            run.wait()
 
 
-def finish(run, status=0, timeout=120):
+def descendants(process):
+    """All processes that one started, and those that these started."""
+    listed = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True).stdout.split()
+    return [found for child in map(int, listed) for found in (child, *descendants(child))]
+
+
+def printed(run):
+    run.output.seek(0)
+    return run.output.read()
+
+
+def finish(run, status=0, timeout=60):
     """Wait for the end and return what was printed."""
-    output, _ = run.communicate(timeout=timeout)
-    assert run.returncode == status, output
-    return output
+    with suppress(subprocess.TimeoutExpired):
+        run.wait(timeout)
+    assert run.returncode == status, printed(run)
+    return printed(run)
 
 
-def launch(command, environment=None, status=0, timeout=120):
+def launch(command, environment=None, status=0, timeout=60):
     with started(command, environment) as run:
         return finish(run, status, timeout)
 

@@ -1,10 +1,14 @@
 import os
 import pickle
+from collections import OrderedDict
 
 import pytest
 import torch
+from run_files import folder_of
 
+from mlm.__main__ import main
 from mlm.training.checkpoint import NEEDED, AtomicCheckpointIO, checkpoint_path, find_checkpoint
+from mlm.training.pretraining import pretrain
 
 
 def save(folder, step):
@@ -66,3 +70,50 @@ def test_permissions_follow_the_umask(tmp_path):
     umask = os.umask(0)
     os.umask(umask)
     assert checkpoint_path(tmp_path, 1).stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def plain(tree):
+    """Tell whether a checkpoint holds nothing but plain containers, numbers, texts and tensors."""
+    if type(tree) in (dict, OrderedDict):
+        return all(map(plain, tree.keys())) and all(map(plain, tree.values()))
+    if type(tree) in (list, tuple):
+        return all(map(plain, tree))
+    return type(tree) in (str, int, float, bool, type(None), torch.Tensor)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_checkpoints_of_a_run_hold_plain_types_only(tiny, name):
+    config = tiny(optimizer={"name": name}, trainer={"max_steps": 2, "keep_best": 1, "val_every": 1})
+    pretrain(config)
+    (path, *_) = (folder_of(config) / "checkpoints").glob("*.ckpt")
+    content = torch.load(path, weights_only=True)
+    assert content["progress"]["best"]
+    assert plain(content)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "mlm evaluate --model {} --data.sources {text}",
+        "mlm fill-mask --model {} [MASK]",
+        "mlm embed --model {} --input {text} --output {tmp}/out.npy",
+        "mlm finetune --model {} --data.train {table} --runs_dir {tmp}/runs --name other",
+        "mlm pretrain --init {} --data.sources {text} --runs_dir {tmp}/runs --name other",
+    ],
+    ids=lambda words: words.split()[1],
+)
+def test_no_command_runs_code_in_pickled_weights(tiny, text, tmp_path, monkeypatch, capsys, words):
+    mark = tmp_path / "mark"
+    monkeypatch.setenv("MLM_TEST_MARK", str(mark))
+    config = tiny(trainer={"max_steps": 1})
+    pretrain(config)
+    model = folder_of(config) / "model"
+    (model / "model.safetensors").unlink()
+    torch.save({"x": Code()}, model / "pytorch_model.bin")
+    table = tmp_path / "table.csv"
+    table.write_text("text,label\n" + "".join(f"text {n},{n % 2}\n" for n in range(200)))
+    places = {"text": text, "tmp": tmp_path, "table": table}
+    with pytest.raises(SystemExit, match="2"):
+        main([word.format(model, **places) for word in words.split()[1:]])
+    assert "could run code" in capsys.readouterr().err
+    assert not mark.exists()

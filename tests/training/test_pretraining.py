@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from run_files import assert_equal_weights, column, folder_of, metrics, weights
@@ -62,6 +63,12 @@ def test_a_run_leaves_what_it_promises(tiny, capsys):
     assert [int(row["step"]) for row in rows if row["val/loss"]] == [0, 4, 8]
     assert all(row["train/loss"] and row["optim/lr"] and row["optim/grad_norm"] for row in rows[1:])
     assert int(rows[-1]["tokens"]) == summary["tokens"]
+    checkpoint = find_checkpoint(folder / "checkpoints").content
+    assert summary["token_store"] == checkpoint["identity"]["corpus"]
+    assert summary["tokenizer_digest"] == checkpoint["identity"]["tokenizer"]
+    (tracked,) = folder.glob("wandb/offline-run-*/*.wandb")
+    for fact in ("token_store", "tokenizer_digest", "git_commit"):
+        assert (summary[fact] or "").encode() in tracked.read_bytes()
     out = capsys.readouterr().out
     for part in ("fill-mask", "evaluate", "--resume", str(folder / "model"), "word counts alone"):
         assert part in out
@@ -76,23 +83,6 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tiny, optimiz
     assert column(configs[0], "train/loss") == column(configs[1], "train/loss")
     assert_equal_weights(weights(configs[0]), weights(configs[1]))
     assert column(configs[0], "train/loss") != column(configs[2], "train/loss")
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "model", "trainer"),
-    [(None, DROPOUT, {"micro_batch_size": 4}), (MUON, {}, {}), (MUON, DROPOUT, {"micro_batch_size": 2})],
-)
-def test_a_resumed_run_equals_one_that_was_never_stopped(tiny, optimizer, model, trainer):
-    """Stopped at step 4 of 8; the text is gone through once after 5 steps of 96 rows."""
-    trainer = {"global_batch_size": 96, **trainer}
-    whole = tiny(name="whole", optimizer=optimizer, model=model, trainer=trainer)
-    pretrain(whole)
-    parts = tiny(name="parts", optimizer=optimizer, model=model, trainer=trainer)
-    stop_at(4, parts)
-    assert pretrain(replace(parts, resume=True)) == 0
-    for name in ("train/loss", "optim/lr", "optim/grad_norm", "tokens", "val/loss"):
-        assert column(parts, name) == column(whole, name), name
-    assert_equal_weights(weights(parts), weights(whole))
 
 
 @pytest.mark.parametrize("bound", [{"max_steps": 8}, {"max_steps": None, "max_tokens": 55_000}])
@@ -184,20 +174,6 @@ def test_a_warmup_longer_than_the_run_is_refused(tiny):
     assert not folder_of(tiny()).exists()
 
 
-@pytest.mark.parametrize("unit", ["max_tokens", "max_time"])
-def test_a_run_with_another_bound_than_steps_can_be_made_longer(tiny, unit):
-    first, second = {"max_tokens": (1000, 2000), "max_time": ("1s", "2s")}[unit]
-    config = tiny(trainer={"max_steps": None, unit: first}, schedule=ScheduleConfig("constant"))
-    pretrain(config)
-    steps = json.loads((folder_of(config) / "summary.json").read_text())["steps"]
-    assert pretrain(replace(config, resume=True)) == 0  # the same bound: nothing to do
-    assert json.loads((folder_of(config) / "summary.json").read_text())["steps"] == steps
-    pretrain(replace(config, resume=True, trainer=replace(config.trainer, **{unit: second})))
-    summary = json.loads((folder_of(config) / "summary.json").read_text())
-    assert summary["steps"] > steps
-    assert summary["stopped_by"] == f"trainer.{unit}={second}"
-
-
 def test_two_processes_train_like_one(tiny, tmp_path):
     """AdamW without dropout: same losses and weights at the same global batch, whoever computes it."""
     alone = tiny(name="alone", trainer={"max_steps": 6})
@@ -279,29 +255,12 @@ def test_a_model_folder_can_be_trained_on(tiny):
     assert files[0] == files[1]
 
 
-def test_a_step_that_is_reached_already_changes_nothing(tiny, caplog):
-    config = tiny()
-    pretrain(config)
-    before = {path: path.read_bytes() for path in folder_of(config).rglob("*") if path.is_file()}
-    with caplog.at_level("INFO"):
-        assert pretrain(replace(config, resume=True)) == 0
-    assert "nothing to do" in caplog.text
-    assert {path: path.read_bytes() for path in folder_of(config).rglob("*") if path.is_file()} == before
-
-
-def test_a_longer_run_goes_on_with_the_schedule_of_its_new_length(tiny):
-    config = tiny(schedule=ScheduleConfig(name="linear", warmup_steps=0))
-    pretrain(config)
-    pretrain(replace(config, resume=True, trainer=replace(config.trainer, max_steps=16)))
-    assert column(config, "optim/lr")[8:] == pytest.approx([5e-3 * (16 - step) / 16 for step in range(8, 16)])
-    assert [int(row["step"]) for row in metrics(config)] == list(range(17))
-
-
 @pytest.mark.parametrize(
     ("change", "name"),
     [
         ({"model": {"hidden_size": 64}}, "model.hidden_size"),
         ({"data": {"max_documents": 250}}, "corpus"),
+        ({"tokenizer": TokenizerConfig(vocab_size=119), "model": {"vocab_size": 128}}, "tokenizer"),
         ({"seed": 1}, "seed"),
         ({"optimizer": MUON}, "optimizer.name"),
         ({"data": {"packing": "concat"}}, "data.packing"),
@@ -312,7 +271,7 @@ def test_resuming_something_else_is_refused_by_name(tiny, change, name):
     config = tiny()
     pretrain(config)
     before = (folder_of(config) / "config.yaml").read_bytes()
-    with pytest.raises(InputError, match=f"cannot resume: {name}"):
+    with pytest.raises(InputError, match=rf"cannot resume .*: (.*; )?{name} is .*, not "):
         pretrain(tiny(resume=True, trainer={"max_steps": 12}, **change))
     assert (folder_of(config) / "config.yaml").read_bytes() == before
 

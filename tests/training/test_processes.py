@@ -1,21 +1,40 @@
 """Several processes give the run that one process gives, whoever starts them."""
 
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+import torch
 from launching import (
     ALONE,
+    as_torchrun_says,
     assert_equal_weights,
     column,
+    finish,
     flags,
+    folder_of,
     free_port,
     launch,
     launch_together,
+    printed,
     run_ranks,
+    started,
+    started_ranks,
     torchrun,
     weights,
 )
 
+from mlm.config.data import SourceConfig
+from mlm.config.training import LoggingConfig
 from mlm.training.pretraining import pretrain
 
+MUON = {"name": "muon", "lr": 5e-3}
+DROPOUT = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "hidden_dropout": 0.1}
 STEPS = {"max_steps": 20, "val_every": 10, "save_every": 10}
 
 
@@ -74,3 +93,162 @@ def test_two_nodes_under_torchrun(tiny, alone):
     nodes = torchrun("--nnodes", "2", "--nproc_per_node", "1")
     launch_together([[*nodes, "--node_rank", rank, *flags(config)] for rank in "01"], [{}, {}])
     assert_same_run(config, alone)
+
+
+def test_muon_gets_the_same_gradients(tiny):
+    """After one step its momentum is a fixed share of the gradient."""
+    once = {"max_steps": 1, "val_every": 1, "save_every": 1}
+    configs = [tiny(name=name, optimizer=MUON, trainer=once) for name in ("alone", "both")]
+    pretrain(configs[0])
+    run_ranks(configs[1])
+    states = [
+        torch.load(folder_of(config) / "checkpoints" / "step-00000001.ckpt", weights_only=True)
+        for config in configs
+    ]
+    momenta = [
+        [entry.get("momentum_buffer", entry.get("exp_avg")) for entry in part["state"].values()]
+        for state in states
+        for part in state["optimizer_states"][0]["optimizers"]
+    ]
+    assert len(momenta) == 4
+    for one, two in zip(momenta[:2], momenta[2:], strict=True):
+        for a, b in zip(one, two, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_muon_trains_alike(tiny):
+    """Its Newton-Schulz iteration rounds to bfloat16, so that weights differ a little more."""
+    configs = [tiny(name=name, optimizer=MUON, trainer=STEPS) for name in ("alone", "both")]
+    pretrain(configs[0])
+    run_ranks(configs[1])
+    for name in ("train/loss", "val/loss"):
+        assert column(configs[1], name) == pytest.approx(column(configs[0], name), abs=1e-2)
+
+
+def stopped_at(step, whole, **changes):
+    """A run like one that was killed after the checkpoint of a step."""
+    config = replace(whole, name=f"{whole.name}-stopped", **changes)
+    shutil.copytree(folder_of(whole), folder_of(config))
+    for path in (folder_of(config) / "checkpoints").iterdir():
+        if path.name != f"step-{step:08d}.ckpt":
+            path.unlink()
+    (folder_of(config) / "summary.json").unlink()
+    shutil.rmtree(folder_of(config) / "model")
+    return config
+
+
+@pytest.mark.parametrize("optimizer", [None, MUON])
+def test_two_processes_resume_bit_for_bit(tiny, optimizer):
+    whole = tiny(name="whole", optimizer=optimizer, model=DROPOUT, trainer={"micro_batch_size": 2})
+    run_ranks(whole)
+    parts = stopped_at(4, whole)
+    run_ranks(parts, "--resume")
+    for name in ("step", "tokens", "train/loss", "val/loss", "optim/lr", "optim/grad_norm"):
+        assert column(parts, name) == column(whole, name), name
+    assert_equal_weights(weights(parts), weights(whole))
+
+
+def test_another_number_of_processes_goes_on_with_the_next_batch(tiny):
+    """From one to two and from two to one with smaller passes: the losses of the run that never changed."""
+    whole = tiny(name="alone")
+    pretrain(whole)
+    both = stopped_at(4, whole)
+    run_ranks(both, "--resume")
+    back = stopped_at(4, both, trainer=replace(both.trainer, micro_batch_size=1), resume=True)
+    pretrain(back)
+    for config in (both, back):
+        for name in ("train/loss", "val/loss"):
+            assert column(config, name) == pytest.approx(column(whole, name), abs=1e-5)
+        assert column(config, "tokens") == column(whole, "tokens")
+        assert_equal_weights(weights(config), weights(whole), atol=1e-5, rtol=1e-4)
+
+
+def test_uneven_shares_do_not_hang(tiny, tmp_path, documents):
+    """Five documents, one row a pass: one process has more held-out rows than the other."""
+    path = tmp_path / "five.txt"
+    path.write_text("\n".join(documents[:5]))
+    data = {"sources": [SourceConfig(str(path))], "validation_fraction": 0.5}
+    steps = {"max_steps": 6, "global_batch_size": 2, "micro_batch_size": 1, "val_every": 2}
+    configs = [tiny(name=name, data=data, trainer=steps) for name in ("alone", "both")]
+    pretrain(configs[0])
+    run_ranks(configs[1])
+    for name in ("step", "val/loss", "val/masked_accuracy"):
+        assert column(configs[1], name) == pytest.approx(column(configs[0], name), abs=1e-5)
+
+
+def test_only_the_first_process_writes_and_tracks(tiny):
+    config = tiny(logging=LoggingConfig(wandb="offline"))
+    output = run_ranks(config)
+    assert len(list(folder_of(config).glob("wandb/offline-run-*"))) == 1
+    assert column(config, "step") == list(range(9))
+    for line in ("training:", "fill-mask"):
+        assert output.count(line) >= 1
+    assert output.count("rows of 32") == 2  # training and validation, told once each
+    assert not list(Path.cwd().glob("lightning_logs"))
+
+
+def test_a_mistake_of_all_is_told_once(tiny):
+    config = tiny(data={"sources": [SourceConfig("nowhere.txt")]})
+    output = Path(config.runs_dir).parent / "log"
+    with started_ranks(flags(config), as_torchrun_says(), output) as (first, second):
+        first.join(60)
+        assert first.exitcode == 2
+        second.join(1)
+        assert second.exitcode is None  # torchrun ends it now, as the first one failed
+    assert output.read_text().count("error:") == output.read_text().count("\n") == 1
+
+
+def test_a_mistake_of_another_process_is_told_too(tiny):
+    config = tiny()
+    output = Path(config.runs_dir).parent / "log"
+    first, second = as_torchrun_says()
+    with started_ranks(flags(config), [first, second | {"WANDB_MODE": "nonsense"}], output) as ranks:
+        ranks[1].join(60)
+        assert ranks[1].exitcode == 2
+    assert output.read_text().count("error: WANDB_MODE=nonsense") == 1
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_after_a_kill(tiny):
+    """One worker is killed twice; both begin again at the last checkpoint, and nothing shows in the end."""
+    steps = {"max_steps": 300, "save_every": 10, "val_every": 300}
+    whole, killed = (
+        tiny(name=name, optimizer=MUON, trainer=steps, model=DROPOUT) for name in ("whole", "killed")
+    )
+    launch([*torchrun(), *flags(whole)])
+    command = [*torchrun("--max-restarts", "3"), *flags(killed, "--resume", "auto")]
+    with started(command) as run:
+        for step in (50, 150):
+            wait_for(lambda step=step: newest_step(killed) >= step, run)
+            os.kill(workers(run)[-1], signal.SIGKILL)
+        finish(run)
+    assert column(killed, "step") == list(range(301))
+    assert column(killed, "train/loss") == column(whole, "train/loss")
+    assert_equal_weights(weights(killed), weights(whole))
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_others(tiny):
+    config = tiny(trainer={"max_steps": 10_000, "devices": 2})
+    with started([*ALONE, *flags(config)]) as run:
+        wait_for(lambda: newest_step(config) >= 4, run)
+        os.kill(workers(run)[-1], signal.SIGKILL)
+        assert "ended by signal 9; go on with --resume" in finish(run, status=1, timeout=30)
+
+
+def newest_step(config):
+    return max((int(path.stem[-8:]) for path in folder_of(config).glob("checkpoints/step-*.ckpt")), default=0)
+
+
+def workers(run):
+    """The processes of a run, in the order of their start, without its helpers."""
+    children = subprocess.run(["pgrep", "-P", str(run.pid), "-f", "train.py"], capture_output=True, text=True)
+    return [int(line) for line in children.stdout.split()]
+
+
+def wait_for(condition, run, timeout=60):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert run.poll() is None, printed(run)
+        assert time.monotonic() < deadline, printed(run)
+        time.sleep(0.02)
