@@ -157,7 +157,9 @@ def to_markdown(report: Json) -> str:
     for name, facts in report["averages"].items():
         protocol = facts["protocol"]
         if facts["missing"]:
-            protocol += f"; missing: {', '.join(facts['missing'])}"
+            there = report["tasks"]
+            names = (name if name.split()[0] in there else name.split()[0] for name in facts["missing"])
+            protocol += f"; missing: {', '.join(dict.fromkeys(names))}"
         numbers = f"{_shown(facts['value'])} | {_shown(facts['of_medians'])}"
         lines.append(f"| {AVERAGES[name].title} | {numbers} | {protocol} |")
     return "\n".join(lines) + "\n"

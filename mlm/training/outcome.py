@@ -108,27 +108,31 @@ class Outcome:
         where = "them" if "" not in task.scored else task.validation_is
         return f"best epoch by {next(iter(self.kept.metrics))} on {where}"
 
-    def failure(self) -> str | None:
-        """Return in words why the run taught the model nothing; None if it did."""
-        losses = [row["train/loss"] for row in self.history]
-        examples, logits = self.reported
-        is_score = self.prepared.task.label_type == "regression"
-        assert examples.labels is not None, "what is reported has labels"
-        differ = len(np.unique(examples.labels)) > 1
-        if differ and is_score and np.ptp(logits) == 0:
-            return "every text gets the same score"
-        if differ and not is_score and len(np.unique(logits.argmax(1))) == 1:
-            return "only one class is predicted"
-        if len(losses) > 1 and losses[-1] >= losses[0]:
-            return "the training loss did not fall"
-        return None
+
+def failure(losses: Sequence[float], labels: npt.NDArray[Any], logits: Floats) -> str | None:
+    """Return in words why a run taught the model nothing; None if it did.
+
+    Args:
+        losses: the mean training loss of each epoch.
+        labels: (N,) ids of classes, or numbers.
+        logits: (N, C), for numbers (N, 1).
+    """
+    is_score = labels.dtype.kind == "f"
+    said = logits[:, 0] if is_score else logits.argmax(1)
+    if len(np.unique(said)) == 1 < len(np.unique(labels)):
+        return "every text gets the same score" if is_score else "only one class is predicted"
+    if len(losses) > 1 and losses[-1] >= losses[0]:
+        return "the training loss did not fall"
+    return None
 
 
 def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
     """Save model, pictures, test predictions and summary, and print the summary."""
     config, folder, prepared = outcome.config, outcome.folder, outcome.prepared
     task, model, progress = prepared.task, prepared.model, outcome.progress
-    examples, _ = outcome.reported
+    examples, logits = outcome.reported
+    assert examples.labels is not None, "what is reported has labels"
+    losses = [row["train/loss"] for row in outcome.history]
     is_split = "" in task.scored
     summary: dict[str, Any] = {
         "task": task.name,
@@ -141,7 +145,7 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
         "model_dir": str(folder / "model"),
         "validation_examples": "the official dev set" if is_split else task.validation_is,
         "selection": outcome.selection(),
-        "failed": outcome.failure(),
+        "failed": failure(losses, examples.labels, logits),
         "epoch": outcome.kept.number,
         "val_loss": outcome.kept.loss,
         "label_type": task.label_type,

@@ -31,6 +31,7 @@ from mlm.training.reporting import (
     build_tracker,
     pretraining_run,
     resolve_tracking,
+    run_title,
     track_picture,
     track_table,
 )
@@ -102,6 +103,13 @@ def keep_point(unit: FinetuneConfig, tried: list[Json], number: int) -> None:
         summary |= {"model_dir": str(folder / "model"), "selection": chosen}
     summary |= {"grid": tried, "grid_point": number}
     write_summary(folder / SUMMARY, summary)
+    if run_title(folder) == unit.name:
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items()) or "no score"
+        print(f"\n{unit.name}: task {summary['task']}, {shown}; {summary['selection']}\n")
+        for one in tried:
+            settings = ", ".join(f"{key} {value:g}" for key, value in one.items() if "." in key)
+            print(f"  {settings}: {'-' if one['score'] is None else format(one['score'], '.4f')}")
+        print(f"\nmodel           {summary['model_dir']}")
 
 
 def finish_run(config: FinetuneConfig, selects: bool = False, whole_unit: bool = False) -> int:

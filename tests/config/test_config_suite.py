@@ -11,6 +11,7 @@ from mlm.config.errors import InputError
 from mlm.config.files import config_folder
 from mlm.config.finetune import FinetuneConfig, LabelledConfig
 from mlm.config.glue import GLUE_TASKS, TaskRecipe, check_tasks
+from mlm.config.help import format_help
 from mlm.config.keys import Keys, read_file
 from mlm.config.parse import parse_config, save_config
 from mlm.config.suite import at_point, goes_on, is_suite, points, units
@@ -196,6 +197,13 @@ def test_grid_of_a_single_run_goes_on_too():
     assert not is_suite(config)
     assert goes_on(config)
     assert not goes_on(parse("--task", "cola"))
+
+
+def test_help_fits_two_screens(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    text = format_help(FinetuneConfig, "finetune.py", Keys.of(FinetuneConfig))
+    assert len(text.splitlines()) <= 140
+    assert all(name in text for name in ("--task", "--recipes", "mosaicbert", "--data.max_train_examples"))
 
 
 def test_names_of_tasks_in_other_spellings():

@@ -101,6 +101,13 @@ def test_failed_runs_count_and_are_shown_those_without_a_score_only_shown():
     assert "| rte | no score | - | - | - | 0 | seed 3: lost |" in text
 
 
+def test_table_names_what_an_average_lacks_by_task():
+    row = {"rte": {"accuracy": 0.6}, "mnli": {"accuracy": 0.8}}
+    report = summarize({task: [run(metrics)] for task, metrics in row.items()})
+    text = to_markdown({"name": "x", "model": "m", "protocol": "Runs.", **report})
+    assert "; missing: cola, sst2, qnli, mrpc, qqp, stsb, mnli accuracy_mismatched |" in text
+
+
 def test_table_has_all_scores_and_averages_and_is_plain_json():
     report = summarize({task: [run(metrics)] for task, metrics in HF_ROW.items()})
     text = to_markdown({"name": "x", "model": "m", "protocol": "Runs.", **json.loads(json.dumps(report))})

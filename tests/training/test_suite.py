@@ -165,7 +165,7 @@ def test_suite_grows_by_seeds_and_finished_runs_stay(tiny):
 
 
 @pytest.mark.parametrize("selection", ["holdout", "dev"])
-def test_grid_is_decided_by_what_is_asked_for(tiny, selection):
+def test_grid_is_decided_by_what_is_asked_for(tiny, selection, capsys):
     recipes = [TaskRecipe("all", lr=[1e-9, 3e-3, 1e-9], max_epochs=[6])]
     data = {"validation_fraction": 0.3}
     config = tiny("rte", recipes=recipes, selection=selection, data=data)
@@ -186,6 +186,7 @@ def test_grid_is_decided_by_what_is_asked_for(tiny, selection):
     assert ("selection_metrics" in summary) == (selection == "holdout")
     assert [path.parent.name for path in folder.rglob("model")] == [config.name]
     assert summary["model_dir"] == str(folder / "model")
+    assert "optimizer.lr 0.003, trainer.max_epochs 6: " in capsys.readouterr().out
     # Stopped after the first point, it goes on with the second.
     first = folder / "point-1" / "summary.json"
     before, result = first.stat().st_mtime_ns, without_times(summary)
