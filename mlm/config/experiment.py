@@ -96,6 +96,8 @@ class RunConfig:
     """What the name of a run begins with when no file is given with --config."""
     resumable: ClassVar[bool] = True
     """Whether the command can go on with a stopped run."""
+    resume_hint: ClassVar[str] = ""
+    """What to do where it cannot."""
 
     name: str | None = None
     """Name of the run; null: <config>-<UTC time>."""

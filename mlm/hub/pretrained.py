@@ -10,17 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
-import re
 import shutil
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -31,13 +27,12 @@ from mlm.hub.families import FAMILIES, OWN, architecture_of, family_of, missing_
 from mlm.hub.family import TOKEN_IDS, Family, Json
 from mlm.hub.parity import CheckRows, check_written, random_row
 from mlm.hub.tokenizer_config import TOKENIZER_CONFIG, describe_tokenizer
+from mlm.hub.weights import WEIGHTS, check_numbers, listed, read_tensors
 from mlm.model import UNUSED_ID_BIAS, Encoder, MaskedLM, SequenceClassifier, init_weights
 from mlm.plan import count_parameters
 from mlm.tokenizer import SpecialTokens, num_ids
 
-CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
-INDEX = ".index.json"
-"""What the name of either ends with where the weights are in several files."""
+CONFIG = "config.json"
 POSITIONS = "encoder.embeddings.position.weight"
 log = logging.getLogger(__name__)
 
@@ -68,9 +63,9 @@ def load_masked_lm(folder: str | Path, needs_head: bool = False) -> MaskedLM:
     folder = model_folder(folder)
     model, missing = _masked_lm(folder)
     if missing and needs_head:
-        raise InputError(f"{folder} was not trained to fill masks: it has no {_listed(missing)}")
+        raise InputError(f"{folder} was not trained to fill masks: it has no {listed(missing)}")
     if missing:
-        log.warning("%s has no %s: initialised, to be trained before use", folder, _listed(missing))
+        log.warning("%s has no %s: initialised, to be trained before use", folder, listed(missing))
     return model
 
 
@@ -82,7 +77,7 @@ def load_encoder(folder: str | Path) -> Encoder:
 def _masked_lm(folder: Path) -> tuple[MaskedLM, list[str]]:
     """Return the model and the weights of its head that had to be drawn."""
     family, config, written = _read_config(folder)
-    tensors = _without_narrow_transform(config, _read_tensors(folder), _names_classifier(family, written))
+    tensors = _without_narrow_transform(config, read_tensors(folder), _names_classifier(family, written))
     _check_size(config, tensors, folder)
     with torch.device("meta"):  # sizes only: no memory, no random numbers
         model = MaskedLM(config)
@@ -98,8 +93,8 @@ def load_classifier(
     Args:
         folder: as in `load_masked_lm`.
         new: the head to be trained. What the folder has of it is taken over: the pooler, or the transform of
-            ModernBERT's masked-LM head, and the last layer if it has the same labels; the rest is drawn from
-            torch's generator. None: the head that config.json names.
+            ModernBERT's masked-LM head, and the last layer if it has the same labels in any order; the rest
+            is drawn from torch's generator. None: the head that config.json names.
         pooling: what stands for a text in the new head; None: as config.json has it.
 
     Returns:
@@ -122,25 +117,36 @@ def load_classifier(
         own = None
     head = new or own
     assert head, "one of the two is there"
-    tensors = _without_narrow_transform(config, _read_tensors(folder), not is_classifier)
+    tensors = _without_narrow_transform(config, read_tensors(folder), not is_classifier)
     if pooling not in (None, config.pooling):  # other layers: those of the folder mean something else
         config = replace(config, pooling=pooling)
         poolers = {theirs for part in ("dense", "norm") for theirs in family.their_names(f"pooler.{part}.x")}
         poolers = {name.removesuffix("x") for name in poolers}
         tensors = {name: one for name, one in tensors.items() if not name.startswith(tuple(poolers))}
-    if own is None or (head.labels, head.label_type) != (own.labels, own.label_type):
-        last = {f"classifier.{leaf}" for leaf in ("weight", "bias")}
-        replaced = {theirs for name in last for theirs in family.their_names(name)}
-        tensors = {name: one for name, one in tensors.items() if name not in replaced}
+    last = {theirs for leaf in ("weight", "bias") for theirs in family.their_names(f"classifier.{leaf}")}
+    order = own.order_of(head.labels) if own and own.label_type == head.label_type else None
+    if order is None:
+        tensors = {name: one for name, one in tensors.items() if name not in last}
+        _tell_nameless(folder, own, head)
+    else:  # classes are the same by their names, whatever their ids
+        there = [name for name in last & tensors.keys() if len(tensors[name]) == len(order)]
+        tensors |= {name: tensors[name][order] for name in there}
     _check_size(config, tensors, folder)
     with torch.device("meta"):
         model = SequenceClassifier(config, head)
     missing = _fill(model, family, tensors, folder)
     if missing and new is None:
-        log.warning("%s has no %s: initialised, to be trained before use", folder, _listed(missing))
+        log.warning("%s has no %s: initialised, to be trained before use", folder, listed(missing))
     elif missing:
-        log.info("new in the head: %s", _listed(missing))
+        log.info("new in the head: %s", listed(missing))
     return model.eval()
+
+
+def _tell_nameless(folder: Path, own: ClassifierConfig | None, head: ClassifierConfig) -> None:
+    """Warn where the classes of a model might be those wanted, but nothing says which is which."""
+    if own and len(own.labels) == len(head.labels) > 1 and own.labels[0] == "LABEL_0":
+        text = "%s does not name its classes (%s), so its last layer is not taken over; give it id2label"
+        log.warning(text, folder, ", ".join(own.labels))
 
 
 def _without_narrow_transform(
@@ -179,6 +185,11 @@ def _fill(
             init_weights(part, model.config.initializer_range)
     model.load_state_dict(state, strict=False)
     return missing
+
+
+def read_shape(folder: str | Path) -> ModelConfig:
+    """Return the shape and switches of the encoder in a model folder, whose weights are not looked at."""
+    return _read_config(model_folder(folder))[1]
 
 
 def save_pretrained(
@@ -271,69 +282,13 @@ def _read_config(folder: Path) -> tuple[Family, ModelConfig, Json]:
         raise InputError(f"{path}: {error}") from None
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read all weights of a folder: the first there is of one file, its parts, and both as pickles."""
-    names = [f"{name}{index}" for name in (WEIGHTS, PICKLED) for index in ("", INDEX)]
-    found = next((folder / name for name in names if (folder / name).exists()), None)
-    if found is None:
-        raise InputError(f"{folder} has neither {WEIGHTS} nor {PICKLED}, nor an {INDEX} of either")
-    return _read_parts(found) if found.name.endswith(INDEX) else _read_file(found)
-
-
-def _read_file(path: Path) -> dict[str, Tensor]:
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        tensors = dict(torch.load(path, "cpu", weights_only=True))
-        if not all(isinstance(name, str) and _is_plain(tensor) for name, tensor in tensors.items()):
-            raise TypeError("not a table of tensors")
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist, but the index beside it names it") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except SafetensorError as error:
-        raise InputError(f"{path} is damaged or incomplete: {error}") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, ValueError):
-        reason = "damaged, or holds objects that could run code"
-        raise InputError(f"{path} was not opened: it is {reason}; use {WEIGHTS}") from None
-    return tensors
-
-
-def _is_plain(tensor: object) -> bool:
-    is_dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_quantized
-    return is_dense and tensor.device.type == "cpu"  # type: ignore[attr-defined]
-
-
-def _read_parts(index: Path) -> dict[str, Tensor]:
-    """Read the files that an index names; none outside the folder, and each with just what it should hold."""
-    try:
-        files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        parts = sorted(set(files.values()))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{index} is not an index of weights: {error!r}") from None
-    suffix = Path(index.name.removesuffix(INDEX)).suffix
-    for part in parts:
-        if not isinstance(part, str) or re.fullmatch(rf"\w[\w.-]*{re.escape(suffix)}", part) is None:
-            raise InputError(f"{index} names {part!r}, which is no {suffix} file of its folder")
-    tensors: dict[str, Tensor] = {}
-    for part in parts:
-        found = _read_file(index.parent / part)
-        expected = {name for name, file in files.items() if file == part}
-        if odd := sorted(found.keys() ^ expected):
-            raise InputError(f"{index.parent / part} does not hold what {index.name} says: {_listed(odd)}")
-        tensors |= found
-    return tensors
-
-
 def _our_tensors(
     family: Family, model: MaskedLM | SequenceClassifier, written: dict[str, Tensor], folder: Path
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the weights of `model`, and the names of those of its head that are missing."""
     names = family.current_names(written)
     if twice := sorted(name for name, times in Counter(names.values()).items() if times > 1):
-        raise InputError(
-            f"the weights in {folder} have two of {_listed(twice)}, by an old name and a new one"
-        )
+        raise InputError(f"the weights in {folder} have two of {listed(twice)}, by an old name and a new one")
     tensors = {new: written[old] for old, new in names.items()}
     if not model.config.tie_word_embeddings:  # where the two differ, the copy is the one in use
         copies = family.untied_copies.items()
@@ -349,23 +304,15 @@ def _our_tensors(
         shapes = {source: tuple(tensor.shape) for source, tensor in found.items() if tensor.shape != shape}
         misshapen += [f"{source} is {other}, by {CONFIG} {shape}" for source, other in shapes.items()]
         for source, tensor in found.items():
-            _check_numbers(source, tensor, folder)
+            check_numbers(source, tensor, folder)
         if len(found) == len(sources) and not shapes:
             state[name] = torch.cat(list(found.values()))
     unexpected = sorted(name for name in tensors if not family.is_needless(name))
     faults = {"missing": missing, "unexpected": unexpected, "wrong shape": misshapen}
     if any(faults.values()):
-        text = "; ".join(f"{fault}: {_listed(names)}" for fault, names in faults.items() if names)
+        text = "; ".join(f"{fault}: {listed(names)}" for fault, names in faults.items() if names)
         raise InputError(f"the weights in {folder} do not fit its {CONFIG}; {text}")
     return state, of_head
-
-
-def _check_numbers(name: str, tensor: Tensor, folder: Path) -> None:
-    if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        kind = str(tensor.dtype).removeprefix("torch.")
-        raise InputError(f"{name} in {folder} is of type {kind}; only floats of 16 to 64 bits are weights")
-    if not tensor.isfinite().all():
-        raise InputError(f"{name} in {folder} holds numbers that are not finite: the model is broken")
 
 
 def _their_tensors(
@@ -395,7 +342,7 @@ def _put_in_place(part: Path, folder: Path) -> None:
     if folder.exists():
         there = set(os.listdir(folder)) if folder.is_dir() else {folder.name}
         if others := sorted(there - set(os.listdir(part))):
-            raise InputError(f"{folder} is taken by something else ({_listed(others)}); give a new one")
+            raise InputError(f"{folder} is taken by something else ({listed(others)}); give a new one")
         folder.rename(old)
     part.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
@@ -403,7 +350,3 @@ def _put_in_place(part: Path, folder: Path) -> None:
 
 def _write_json(path: Path, content: Json) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _listed(names: Sequence[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import netrc
 import os
+import re
 import secrets
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from urllib.parse import urlsplit
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import Logger
 from tqdm import tqdm
 
 from mlm.config.errors import InputError
@@ -257,7 +261,11 @@ def _in_netrc(host: str | None) -> bool:
 
 
 def build_tracker(
-    config: RunConfig, tracking: LoggingConfig, folder: Path, facts: dict[str, Any] | None = None
+    config: RunConfig,
+    tracking: LoggingConfig,
+    folder: Path,
+    facts: dict[str, Any] | None = None,
+    group: str | None = None,
 ) -> Any:
     """Return a Weights & Biases logger, or False when this process does not track.
 
@@ -268,6 +276,7 @@ def build_tracker(
         tracking: resolved by `resolve_tracking`.
         folder: the run folder.
         facts: what else is stored with the run, in plain values.
+        group: what the tracker shows the run under.
     """
     if tracking.wandb == "disabled" or not is_first_process():
         return False
@@ -283,7 +292,8 @@ def build_tracker(
     arguments: dict[str, Any] = {
         "dir": folder,
         "id": kept.read_text().strip(),
-        "name": config.name,
+        "name": run_title(folder),
+        "group": group,
         "project": tracking.project,
         "config": {**to_plain(config), **(facts or {})},
         "settings": wandb.Settings(
@@ -302,3 +312,40 @@ def build_tracker(
         run.define_metric(axis)
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(experiment=run)
+
+
+def run_title(folder: Path) -> str:
+    """Return the name of a run; a part of a suite or a grid also has the names of what it is a part of."""
+    parts, number = folder.parts, 1
+    number += bool(re.fullmatch(r"point-\d+", parts[-1]))
+    number += 2 * bool(re.fullmatch(r"seed-\d+", parts[-number]))
+    return "/".join(parts[-number:])
+
+
+def pretraining_run(model: str) -> str:
+    """Return the name of the run that pretrained a model, of the model itself where no run is known."""
+    run = Path(model).parent
+    try:
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Path(model).name
+    earlier = summary.get("init") if "task" in summary else None
+    return pretraining_run(earlier) if earlier else run.name
+
+
+def track_table(
+    loggers: Sequence[Logger], name: str, columns: Sequence[str | int], rows: list[list[Any]]
+) -> None:
+    """Give a table to the tracked run, if there is one."""
+    for logger in loggers:
+        import wandb
+
+        logger.experiment.log({name: wandb.Table(columns=list(columns), data=rows)})  # type: ignore[attr-defined]
+
+
+def track_picture(loggers: Sequence[Logger], name: str, path: Path) -> None:
+    """Give a picture to the tracked run, if there is one."""
+    for logger in loggers:
+        import wandb
+
+        logger.experiment.log({name: wandb.Image(str(path))})  # type: ignore[attr-defined]
