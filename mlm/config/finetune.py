@@ -17,11 +17,9 @@ from mlm.config.errors import InputError, require
 from mlm.config.experiment import RunConfig, check_model_folder, is_hub_name
 from mlm.config.files import find_config
 from mlm.config.glue import FROM_MNLI, MNLI, Selection, TaskRecipe, check_tasks
-from mlm.config.model import Pooling
+from mlm.config.model import LabelType, Pooling
 from mlm.config.suite import check_same, goes_on
 from mlm.config.training import LoggingConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
-
-LabelType = Literal["classification", "regression"]
 
 
 def newest_pretrained_model(runs_dir: str) -> str:
@@ -75,6 +73,15 @@ def check_encoding(key: str, encoding: str) -> None:
         raise InputError(f"{key}={encoding} is no encoding that Python knows; try utf-8 or latin-1") from None
 
 
+def check_separator(key: str, separator: str) -> None:
+    """Check that something stands between labels.
+
+    Raises:
+        InputError: it is empty, or would be stripped.
+    """
+    require(bool(separator.strip()), key, repr(separator), "must be a character that is no space, such as |")
+
+
 @dataclass
 class LabelledConfig:
     """Labelled texts."""
@@ -92,7 +99,9 @@ class LabelledConfig:
     label_column: str = "label"
     """Column of the label."""
     label_type: LabelType = "classification"
-    """A label is the name of a class, or a number to come close to."""
+    """A label is a class, a number to come close to, or any number of classes."""
+    label_separator: str = "|"
+    """Stands between the labels of a multilabel row; a list in jsonl needs none."""
     encoding: str = "utf-8"
     """Text encoding of the files."""
     validation_fraction: float = 0.1
@@ -110,6 +119,7 @@ class LabelledConfig:
             needless = self.train is None and getattr(self, name) is not None
             require(not needless, f"data.{name}", getattr(self, name), "needs data.train beside it")
         check_encoding("data.encoding", self.encoding)
+        check_separator("data.label_separator", self.label_separator)
         fraction, longest = self.validation_fraction, self.max_length
         require(0 < fraction < 1, "data.validation_fraction", fraction, "must lie in (0, 1)")
         require(longest is None or longest >= 8, "data.max_length", longest, "must be at least 8, or null")
@@ -322,6 +332,8 @@ class PredictConfig:
     """Column of the second text; null: single texts."""
     id_column: str | None = None
     """Column copied to the output as row; null: the number of the row, from 1."""
+    label_separator: str = "|"
+    """Written between the labels of a text, if it may have several."""
     encoding: str = "utf-8"
     """Text encoding of the input."""
     max_length: int | None = None
@@ -332,6 +344,7 @@ class PredictConfig:
     def __post_init__(self) -> None:
         self.model, self.input, self.output = map(os.path.expanduser, (self.model, self.input, self.output))
         check_encoding("encoding", self.encoding)
+        check_separator("label_separator", self.label_separator)
         longest = self.max_length
         require(longest is None or longest >= 8, "max_length", longest, "must be at least 8, or null")
         require(self.batch_size > 0, "batch_size", self.batch_size, "must be at least 1")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +68,14 @@ def softmax(logits: Floats) -> Floats:
     return exponentials / exponentials.sum(1, keepdims=True)
 
 
-def write_predictions(path: Path, ids: Iterable[str], logits: Floats, classifier: ClassifierConfig) -> None:
+def sigmoid(logits: Floats) -> Floats:
+    """Return the probability of each label by itself, (N, C)."""
+    return np.exp(-np.logaddexp(0.0, -logits))
+
+
+def write_predictions(
+    path: Path, ids: Iterable[str], logits: Floats, classifier: ClassifierConfig, separator: str = "|"
+) -> None:
     """Write a CSV file with row, label and the probability of each class; it is whole or not there at all.
 
     Args:
@@ -76,17 +83,36 @@ def write_predictions(path: Path, ids: Iterable[str], logits: Floats, classifier
         ids: the name of each row.
         logits: (N, C).
         classifier: what the columns mean; for a score, the label is the number and there are no others.
+        separator: stands between the labels of a text that may have any number of them.
+
+    Raises:
+        InputError: it stands in a label too.
     """
-    is_score = classifier.label_type == "regression"
-    chances = np.zeros((len(logits), 0)) if is_score else softmax(logits)
-    numbers = [f"{score:.7g}" for score in logits[:, 0]]
-    labels = numbers if is_score else [classifier.labels[best] for best in logits.argmax(1)]
-    names = [] if is_score else [f"probability_{label}" for label in classifier.labels]
+    names = [f"probability_{label}" for label in classifier.labels]
+    if classifier.label_type == "regression":
+        names, chances = [], np.zeros((len(logits), 0))
+        labels = [f"{score:.7g}" for score in logits[:, 0]]
+    elif classifier.label_type == "multilabel":
+        chances, labels = sigmoid(logits), joined_labels(classifier.labels, logits > 0, separator)
+    else:
+        chances, labels = softmax(logits), [classifier.labels[best] for best in logits.argmax(1)]
     with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["row", "label", *names])
         for row, label, shares in zip(ids, labels, chances, strict=True):
             writer.writerow([row, label, *(f"{share:.6f}" for share in shares)])
+
+
+def joined_labels(names: Sequence[str], has: npt.NDArray[np.bool_], separator: str) -> list[str]:
+    """Return the labels of each text in one piece; `has` is (N, C).
+
+    Raises:
+        InputError: the separator stands in a label too.
+    """
+    ambiguous = next((name for name in names if separator in name), None)
+    if ambiguous is not None:
+        raise InputError(f"label_separator={separator} stands in the label {ambiguous}; choose another")
+    return [separator.join(names[number] for number in np.flatnonzero(row).tolist()) for row in has]
 
 
 def max_length(model: ModelConfig, asked: int | None, key: str) -> int | None:
@@ -126,7 +152,8 @@ def predict(config: PredictConfig) -> int:
     tell_truncated(examples, table.name, longest)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     logits = predict_logits(model.to(device), examples, config.batch_size)
-    write_predictions(Path(config.output), _row_ids(table, config.id_column), logits, model.classifier_config)
+    ids = _row_ids(table, config.id_column)
+    write_predictions(Path(config.output), ids, logits, model.classifier_config, config.label_separator)
     print(f"{len(examples):,} rows labelled: {config.output}")
     return 0
 

@@ -26,7 +26,8 @@ from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.config.parse import read_group
 from mlm.counter import random_bits
 from mlm.data.examples import EncodedExamples, EpochSampler, LabelledBatch, encode_examples
-from mlm.data.labelled import Examples, LabelledTask, label_counts
+from mlm.data.labelled import Examples, LabelledTask
+from mlm.data.labels import label_counts
 from mlm.data.tasks import choose_task
 from mlm.evaluation.predict import classify, max_length, predict_logits, tell_truncated
 from mlm.hub.download import model_folder
@@ -160,7 +161,7 @@ def describe(task: LabelledTask) -> None:
     """Log what the task is."""
     sizes = f"{len(task.train):,} training and {len(task.validation):,} validation examples"
     log.info("task %s: %s (%s)", task.name, sizes, task.validation_is)
-    if task.label_type == "classification":
+    if task.label_type != "regression":
         assert task.train.labels is not None, "training examples have labels"
         counts = list(label_counts(task.labels, task.train.labels).items())
         shown = ", ".join(f"{label} {count:,}" for label, count in counts[:MAX_SHOWN_CLASSES])

@@ -106,7 +106,7 @@ def test_what_is_named_has_to_be_there(capsys):
     words = ["--data.train", "a.csv", "--data.test", "b.csv"]
     assert "data.test=b.csv is no file" in refusal(capsys, *words)
     assert "data.validation=a.csv needs data.train beside it" in refusal(capsys, "--data.validation", "a.csv")
-    assert "expected classification or regression, got 'multi'" in refusal(
+    assert "expected classification, regression or multilabel, got 'multi'" in refusal(
         capsys, "--data.label_type", "multi"
     )
 
@@ -125,6 +125,7 @@ def test_several_processes_are_refused(capsys, monkeypatch):
             r"data.validation_fraction=1.0 must lie in \(0, 1\)",
         ),
         (lambda: LabelledConfig(encoding="klingon"), "data.encoding=klingon is no encoding"),
+        (lambda: LabelledConfig(label_separator=" "), "data.label_separator=' ' must be a character"),
         (lambda: HeadConfig(dropout=1.0), r"head.dropout=1.0 must lie in \[0, 1\)"),
         (lambda: FinetuneTrainerConfig(max_epochs=0), "trainer.max_epochs=0 must be at least 1"),
         (lambda: FinetuneTrainerConfig(batch_size=0), "trainer.batch_size=0 must be at least 1"),

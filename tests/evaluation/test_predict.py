@@ -88,6 +88,33 @@ def test_a_score_is_written_as_a_number(build, run, documents):
     assert len({float(row["label"]) for row in found}) == 5
 
 
+def test_all_labels_of_a_text_are_written(build, run, documents, tmp_path):
+    folder = build(("a", "b", "c"), "multilabel")
+    found = run(folder, [{"text": text} for text in documents[:20]], label_separator=";")
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    assert model.config.problem_type == "multi_label_classification"
+    for row, text in zip(found, documents, strict=False):
+        with torch.no_grad():
+            inputs = tokenizer(text, return_tensors="pt", truncation=True)
+            shares = model(**inputs).logits.sigmoid()[0]
+        assert [float(row[f"probability_{label}"]) for label in "abc"] == pytest.approx(
+            shares.tolist(), abs=1e-5
+        )
+        assert row["label"] == ";".join(
+            label for label, share in zip("abc", shares, strict=True) if share > 0.5
+        )
+    assert len({row["label"] for row in found}) > 1
+
+
+def test_separator_that_stands_in_a_label_is_refused(build, run, tmp_path):
+    with pytest.raises(InputError, match=r"label_separator=\| stands in the label b\|c; choose another"):
+        run(build(("a", "b|c"), "multilabel"), [{"text": "a"}])
+    assert not (tmp_path / "out.csv").exists()
+
+
 def test_rows_are_the_same_for_any_batch_size_and_order(build, run, documents):
     folder, rows = build(), [{"text": text, "key": f"k{n}"} for n, text in enumerate(documents[:40])]
     one = run(folder, rows, batch_size=1, id_column="key")

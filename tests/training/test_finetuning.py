@@ -70,9 +70,11 @@ def data(tmp_path):
     rows = []
     for number in range(160):
         text = " ".join(draw.choice(words, size=int(draw.integers(1, 12))))
-        rows.append([f"the {text} waits", "yes" if "lamp" in text else "no", number % 7])
-    train = write(tmp_path / "train.csv", [["text", "label", "stars"], *rows[:128]])
-    validation = write(tmp_path / "validation.csv", [["text", "label", "stars"], *rows[128:]])
+        has = "|".join(word for word in ("boat", "lamp", "gull") if word in text)
+        rows.append([f"the {text} waits", "yes" if "lamp" in text else "no", number % 7, has])
+    columns = ["text", "label", "stars", "words"]
+    train = write(tmp_path / "train.csv", [columns, *rows[:128]])
+    validation = write(tmp_path / "validation.csv", [columns, *rows[128:]])
     return {"train": train, "validation": validation}
 
 
@@ -161,12 +163,13 @@ def test_saved_model_is_a_stock_class_with_the_scores_of_the_run(tiny, encoder, 
 
 
 @pytest.mark.parametrize("switches", [{}, CLASSIC], ids=["modern", "classic"])
-@pytest.mark.parametrize("label_type", ["classification", "regression"])
+@pytest.mark.parametrize("label_type", ["classification", "regression", "multilabel"])
 def test_weights_are_those_of_a_plain_loop_over_the_stock_class(
     tiny, encoder, tokenizer, tmp_path, switches, label_type
 ):
     """Without dropout: same batches, AdamW, warm-up and decay, clipping."""
-    files = {"label_type": label_type, "label_column": "stars" if label_type == "regression" else "label"}
+    columns = {"classification": "label", "regression": "stars", "multilabel": "words"}
+    files = {"label_type": label_type, "label_column": columns[label_type]}
     config = tiny(model=encoder(**switches), files=files, head={"dropout": 0.0})
     task = read_task(config.data)
     start = build_model(config, task, tokenizer)
@@ -219,6 +222,32 @@ def test_numbers_are_fitted(tiny):
     written = json.loads((folder_of(config) / "model" / "config.json").read_text())
     assert (written["problem_type"], written["id2label"]) == ("regression", {"0": "stars"})
     assert weights_of(config)["classifier.weight"].shape == (1, 32)
+
+
+def test_several_labels_are_learnt(tiny, data, capsys):
+    files = {"label_column": "words", "label_type": "multilabel", "test": data["validation"]}
+    config = tiny(files=files, trainer={"max_epochs": 8, "keep": "best"})
+    finetune(config)
+    summary = summary_of(config)
+    assert list(summary["metrics"]) == ["f1_micro", "f1_macro", "subset_accuracy"]
+    assert summary["metrics"]["f1_micro"] > 0.9
+    assert summary["selection"] == "best epoch by f1_micro on them"
+    assert summary["test_metrics"] == pytest.approx(summary["metrics"])
+    assert summary["labels"] == ["boat", "gull", "lamp"]
+    labels = read_task(config.data).validation.labels
+    assert list(summary["examples_counts"].values()) == labels.sum(0).tolist()
+    assert "predicted  right" in capsys.readouterr().out
+    stock = AutoModelForSequenceClassification.from_pretrained(folder_of(config) / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder_of(config) / "model")
+    texts = read_task(config.data).validation.texts
+    with torch.no_grad():
+        said = (stock(**tokenizer(texts, padding=True, return_tensors="pt")).logits > 0).numpy()
+    assert summary["metrics"]["subset_accuracy"] == pytest.approx((said == labels).all(1).mean())
+    with Path(summary["test_predictions"]).open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == [
+        "|".join(name for name, has in zip(summary["labels"], row, strict=True) if has) for row in said
+    ]
 
 
 def test_best_epoch_is_the_earliest_of_the_highest_scores(tiny, tokenizer):
