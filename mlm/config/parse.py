@@ -102,6 +102,9 @@ def one_line_errors(prog: str) -> Iterator[None]:
     except RecursionError:
         print(f"{prog}: error: a YAML value contains itself, or is nested too deeply", file=sys.stderr)
         raise SystemExit(2) from None
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
     except OSError as error:
         if error.errno is None:
             raise

@@ -70,7 +70,7 @@ def training_batch(config: InspectConfig, corpus: Corpus) -> tuple[RowBatch, Mas
     sampler = TrainingSampler(
         len(train), config.seed, size, size, rows_consumed=config.step * size, parts=train.parts
     )
-    drawn = next(iter(sampler))._replace(mask_rate=mask_rate_at(masking, config.step, total))
+    drawn = next(iter(sampler))._replace(mask_rate=mask_rate_at(masking, config.step, 0, total))
     rows = MaskedRows(train, build_masking(masking, masking.highest_mask_rate, corpus.tokenizer), config.seed)
     return drawn, rows[drawn]
 

@@ -13,6 +13,7 @@ import os
 import pickle
 import re
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,8 @@ from mlm.hub.family import TOKEN_IDS, Family, Json
 from mlm.hub.parity import CheckRows, check_written, random_row
 from mlm.hub.tokenizer_config import TOKENIZER_CONFIG, describe_tokenizer
 from mlm.model import UNUSED_ID_BIAS, Encoder, MaskedLM, SequenceClassifier, init_weights
-from mlm.tokenizer import SpecialTokens
+from mlm.plan import count_parameters
+from mlm.tokenizer import SpecialTokens, num_ids
 
 CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
@@ -81,6 +83,7 @@ def _masked_lm(folder: Path) -> tuple[MaskedLM, list[str]]:
     """Return the model and the weights of its head that had to be drawn."""
     family, config, written = _read_config(folder)
     tensors = _without_narrow_transform(config, _read_tensors(folder), _names_classifier(family, written))
+    _check_size(config, tensors, folder)
     with torch.device("meta"):  # sizes only: no memory, no random numbers
         model = MaskedLM(config)
     missing = _fill(model, family, tensors, folder)
@@ -109,26 +112,27 @@ def load_classifier(
     family, config, written = _read_config(folder)
     is_classifier = _names_classifier(family, written)
     if new is None and not is_classifier:
-        found = ", ".join(written.get("architectures") or ["an encoder"])
+        found = ", ".join(map(str, written.get("architectures") or ["an encoder"]))
         raise InputError(f"{folder} holds no classifier but {found}; mlm finetune makes one of it")
     try:
         own = family.read_classifier(written) if is_classifier else None
-    except InputError as error:
+    except (ValueError, TypeError, AttributeError) as error:
         if new is None:
             raise InputError(f"{folder / CONFIG}: {error}") from None
         own = None
     head = new or own
     assert head, "one of the two is there"
-    config = replace(config, pooling=pooling or config.pooling)
     tensors = _without_narrow_transform(config, _read_tensors(folder), not is_classifier)
-    last = {theirs for leaf in ("weight", "bias") for theirs in family.their_names(f"classifier.{leaf}")}
+    if pooling not in (None, config.pooling):  # other layers: those of the folder mean something else
+        config = replace(config, pooling=pooling)
+        poolers = {theirs for part in ("dense", "norm") for theirs in family.their_names(f"pooler.{part}.x")}
+        poolers = {name.removesuffix("x") for name in poolers}
+        tensors = {name: one for name, one in tensors.items() if not name.startswith(tuple(poolers))}
     order = own.order_of(head.labels) if own and own.label_type == head.label_type else None
+    tensors = family.with_classes(tensors, order)
     if order is None:
-        tensors = {name: one for name, one in tensors.items() if name not in last}
         _tell_nameless(folder, own, head)
-    else:  # classes are the same by their names, whatever their ids
-        there = [name for name in last & tensors.keys() if len(tensors[name]) == len(order)]
-        tensors |= {name: tensors[name][order] for name in there}
+    _check_size(config, tensors, folder)
     with torch.device("meta"):
         model = SequenceClassifier(config, head)
     missing = _fill(model, family, tensors, folder)
@@ -142,8 +146,7 @@ def load_classifier(
 def _tell_nameless(folder: Path, own: ClassifierConfig | None, head: ClassifierConfig) -> None:
     """Warn where the classes of a model might be those wanted, but nothing says which is which."""
     if own and len(own.labels) == len(head.labels) > 1 and own.labels[0] == "LABEL_0":
-        text = "%s does not name its classes (%s), so its last layer is not taken over; give it id2label"
-        log.warning(text, folder, ", ".join(own.labels))
+        log.warning("%s does not name its classes; its last layer is left out: give it id2label", folder)
 
 
 def _without_narrow_transform(
@@ -156,7 +159,19 @@ def _without_narrow_transform(
 
 
 def _names_classifier(family: Family, written: Json) -> bool:
-    return family.classifier in (written.get("architectures") or [])
+    named = written.get("architectures")
+    return isinstance(named, list) and family.classifier in named
+
+
+def _check_size(config: ModelConfig, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Refuse a config.json that asks for far more than the weights hold, before anything is made of it."""
+    parts = count_parameters(config)
+    described, held = sum(parts.values()) - parts["head"], sum(tensor.numel() for tensor in tensors.values())
+    if described > 2 * held:  # if it is less, what is missing can be named
+        raise InputError(
+            f"{folder / CONFIG} describes an encoder of {described:,} parameters; the weights beside it are "
+            f"{held:,} numbers"
+        )
 
 
 def _fill(
@@ -209,7 +224,7 @@ def save_pretrained(
     config = replace(model.config, max_position_embeddings=longest)
     classifier = model.classifier_config if isinstance(model, SequenceClassifier) else None
     family, special = family_of(config, classifier), SpecialTokens.from_tokenizer(tokenizer)
-    num_tokens, size = max(tokenizer.get_vocab().values()) + 1, model.encoder.embeddings.token.num_embeddings
+    num_tokens, size = num_ids(tokenizer), model.encoder.embeddings.token.num_embeddings
     if num_tokens > size:
         raise InputError(f"the tokenizer has {num_tokens} entries, more than the model's vocab_size={size}")
     if family.positions_follow_padding:
@@ -256,10 +271,14 @@ def _read_config(folder: Path) -> tuple[Family, ModelConfig, Json]:
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
         model_type = written.get("model_type") if isinstance(written, dict) else None
-        if model_type not in families:
+        if not isinstance(model_type, str) or model_type not in families:
             raise InputError(f"model_type={model_type} is not supported, only {', '.join(families)}")
+        if "quantization_config" in written:
+            raise InputError("quantization_config: quantized weights are not supported")
         return families[model_type], families[model_type].read_config(written), written
-    except (ValueError, TypeError) as error:  # not JSON, or a value of another kind
+    except RecursionError:
+        raise InputError(f"{path} is nested too deeply") from None
+    except (ValueError, TypeError, AttributeError, LookupError) as error:  # not JSON, or of another form
         raise InputError(f"{path}: {error}") from None
 
 
@@ -277,16 +296,23 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         tensors = dict(torch.load(path, "cpu", weights_only=True))
-        if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        if not all(isinstance(name, str) and _is_plain(tensor) for name, tensor in tensors.items()):
             raise TypeError("not a table of tensors")
     except FileNotFoundError:
         raise InputError(f"{path} does not exist, but the index beside it names it") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:
         raise InputError(f"{path} is damaged or incomplete: {error}") from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, ValueError):
         reason = "damaged, or holds objects that could run code"
         raise InputError(f"{path} was not opened: it is {reason}; use {WEIGHTS}") from None
     return tensors
+
+
+def _is_plain(tensor: object) -> bool:
+    is_dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_quantized
+    return is_dense and tensor.device.type == "cpu"  # type: ignore[attr-defined]
 
 
 def _read_parts(index: Path) -> dict[str, Tensor]:
@@ -314,7 +340,12 @@ def _our_tensors(
     family: Family, model: MaskedLM | SequenceClassifier, written: dict[str, Tensor], folder: Path
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the weights of `model`, and the names of those of its head that are missing."""
-    tensors = {new: written[old] for old, new in family.current_names(written).items()}
+    names = family.current_names(written)
+    if twice := sorted(name for name, times in Counter(names.values()).items() if times > 1):
+        raise InputError(
+            f"the weights in {folder} have two of {_listed(twice)}, by an old name and a new one"
+        )
+    tensors = {new: written[old] for old, new in names.items()}
     if not model.config.tie_word_embeddings:  # where the two differ, the copy is the one in use
         copies = family.untied_copies.items()
         tensors |= {name: tensors.pop(copy) for name, copy in copies if copy in tensors}
@@ -328,6 +359,8 @@ def _our_tensors(
         (missing if name.startswith("encoder.") else of_head).extend(absent)
         shapes = {source: tuple(tensor.shape) for source, tensor in found.items() if tensor.shape != shape}
         misshapen += [f"{source} is {other}, by {CONFIG} {shape}" for source, other in shapes.items()]
+        for source, tensor in found.items():
+            _check_numbers(source, tensor, folder)
         if len(found) == len(sources) and not shapes:
             state[name] = torch.cat(list(found.values()))
     unexpected = sorted(name for name in tensors if not family.is_needless(name))
@@ -336,6 +369,14 @@ def _our_tensors(
         text = "; ".join(f"{fault}: {_listed(names)}" for fault, names in faults.items() if names)
         raise InputError(f"the weights in {folder} do not fit its {CONFIG}; {text}")
     return state, of_head
+
+
+def _check_numbers(name: str, tensor: Tensor, folder: Path) -> None:
+    if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise InputError(f"{name} in {folder} is of type {kind}; only floats of 16 to 64 bits are weights")
+    if not tensor.isfinite().all():
+        raise InputError(f"{name} in {folder} holds numbers that are not finite: the model is broken")
 
 
 def _their_tensors(

@@ -36,7 +36,7 @@ from mlm.model.heads import SequenceClassifier
 from mlm.model.loss import mean_loss
 from mlm.optim.optimizer import build_optimizer, set_learning_rate
 from mlm.optim.schedule import learning_rate_factor, warmup_steps
-from mlm.tokenizer import load_tokenizer
+from mlm.tokenizer import load_tokenizer, num_ids
 from mlm.training.callbacks import GracefulStop, Progress
 from mlm.training.epochs import EpochTable, EpochValidation, Stopwatch
 from mlm.training.outcome import MAX_SHOWN_CLASSES, Outcome, Prepared, finish
@@ -134,7 +134,7 @@ def prepare(config: FinetuneConfig, selects: bool = False) -> Prepared:
     describe(task)
     tokenizer = choose_tokenizer(config)
     model = build_model(config, task, tokenizer)
-    model.config.check_fit(tokenizer.get_vocab_size(), seq_len=1)
+    model.config.check_fit(num_ids(tokenizer), seq_len=1)
     longest = max_length(model.config, config.data.max_length, "data.max_length")
 
     def encode(part: Examples, name: str) -> EncodedExamples:
@@ -195,7 +195,7 @@ def scratch_shape(config: FinetuneConfig, tokenizer: Tokenizer) -> ModelConfig:
     if is_model(source):
         return read_shape(source)
     shape = read_group(ModelConfig, find_config(source, "model"))
-    return shape.resolve(tokenizer.get_vocab_size(), config.data.max_length or SCRATCH_LENGTH)
+    return shape.resolve(num_ids(tokenizer), config.data.max_length or SCRATCH_LENGTH)
 
 
 def train(config: FinetuneConfig, folder: Path, prepared: Prepared) -> int:

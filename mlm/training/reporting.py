@@ -52,15 +52,21 @@ CONNECT_TIMEOUT_S = 3.0
 """How long the tracking server may take to answer at all."""
 INIT_TIMEOUT_S = 20.0
 """How long it may take to open a run."""
+FINISH_TIMEOUT_S = 20.0
+"""How long it may take to upload what is left at the end; the rest stays in the run folder."""
 FLUSH_EVERY = 10
 """Steps whose numbers are fetched from the device together, so that the device is not asked at every step."""
 
 
 class MetricsTable(StepCallback):
-    """Writes one row an optimizer step to metrics.csv and to the trackers."""
+    """Writes one row an optimizer step to metrics.csv and to the trackers.
+
+    A tracked run cannot be cut: steps that a resumed run does again, alike, are not tracked again.
+    """
 
     def __init__(self, path: Path, progress: Progress):
         self.path, self.progress = path, progress
+        self._tracked_path = path.parent / "wandb" / "tracked-step.txt"
         self._rows: list[dict[str, Any]] = []
         self._tokens = 0
 
@@ -112,9 +118,20 @@ class MetricsTable(StepCallback):
             os.truncate(self.path, size)
             return
         self._rows = []
-        for logger in trainer.loggers:
-            for row in rows:
-                logger.log_metrics({name: row[name] for name in row if name != "step"}, step=int(row["step"]))
+        if trainer.loggers and rows:
+            self._track(trainer.loggers, rows)
+
+    def _track(self, loggers: list[Any], rows: list[dict[str, Any]]) -> None:
+        tracked = int(self._tracked_path.read_text()) if self._tracked_path.exists() else -1
+        for row in rows:
+            if (step := row.pop("step")) > tracked:
+                shown = {**row, "trainer/global_step": step, "hours": row["elapsed_s"] / 3600}
+                for logger in loggers:
+                    logger.experiment.log(shown, step=step, commit=True)
+                tracked = step
+        partial = self._tracked_path.with_suffix(".tmp")
+        partial.write_text(f"{tracked}\n")
+        partial.replace(self._tracked_path)
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         """Write what was noted, and end the tracked run: after an error nobody else does."""
@@ -271,18 +288,28 @@ def build_tracker(
     if not kept.exists():
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(secrets.token_hex(4))
-    run = wandb.init(
-        dir=folder,
-        id=kept.read_text().strip(),
-        name=run_title(folder),
-        group=group,
-        project=tracking.project,
-        config={**to_plain(config), **(facts or {})},
-        mode="online" if tracking.wandb == "online" else "offline",
-        resume="allow" if tracking.wandb == "online" else None,
-        settings=wandb.Settings(init_timeout=INIT_TIMEOUT_S, silent=True),
-    )
-    run.define_metric("trainer/global_step")
+    online = tracking.wandb == "online"
+    arguments: dict[str, Any] = {
+        "dir": folder,
+        "id": kept.read_text().strip(),
+        "name": run_title(folder),
+        "group": group,
+        "project": tracking.project,
+        "config": {**to_plain(config), **(facts or {})},
+        "settings": wandb.Settings(
+            init_timeout=INIT_TIMEOUT_S, finish_timeout=FINISH_TIMEOUT_S, silent=True, console="off"
+        ),
+    }
+    try:
+        run = wandb.init(
+            **arguments, mode="online" if online else "offline", resume="allow" if online else None
+        )
+    except (wandb.errors.CommError, wandb.errors.UsageError) as error:
+        # The server answered before, so this is rare; training must not wait for it.
+        log.warning("Weights & Biases: %s; tracking offline", " ".join(str(error).split())[:120])
+        run = wandb.init(**arguments, mode="offline")
+    for axis in ("trainer/global_step", "tokens", "hours"):
+        run.define_metric(axis)
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(experiment=run)
 

@@ -449,7 +449,7 @@ UNSUPPORTED = {
         MODERNBERT,
         {"layer_types": ["full_attention"] + ["sliding_attention"] * 3},
     ),
-    r"layer_types\[3\]=full_attention \(only None\)": (
+    r"layer_types of 4 entries \(only 3\)": (
         MODERNBERT,
         {"layer_types": ["full_attention"] * 4, "num_hidden_layers": 3},
     ),
