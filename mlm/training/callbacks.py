@@ -30,6 +30,7 @@ from mlm.data.sampler import TrainingSampler
 from mlm.evaluation.masked_lm import MaskedLMScores, score_batches
 from mlm.optim.schedule import warmup_steps
 from mlm.training.checkpoint import checkpoint_path, checkpoint_step
+from mlm.training.sharding import ShardedStrategy, keep_company
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +58,8 @@ class Progress:
     """Seconds of training, over all resumes, validation included."""
     planned_steps: int | None = None
     """Length of the run in optimizer steps; None until a time-limited run has measured its throughput."""
-    mask_rate_from: int = 0
-    """Step from which on the mask rate moves: no batch of it was drawn before the length was known."""
+    mask_rate_steps: tuple[int, int] | None = None
+    """Between which steps the mask rate moves: from the first whose batch nobody drew before the plan."""
     planned_for: tuple[int | str | None, ...] = ()
     """The bounds that this length follows from."""
     first: dict[str, float] | None = None
@@ -170,8 +171,11 @@ class Validation(StepCallback):
 
     def _score(self, trainer: pl.Trainer, module: Any) -> dict[str, float]:
         module.eval()
+        batches = module.trainer.datamodule.val_dataloader()
         with trainer.precision_plugin.forward_context():
-            sums = score_batches(module.model, module.trainer.datamodule.val_dataloader(), module.device)
+            if isinstance(trainer.strategy, ShardedStrategy):
+                keep_company(module.model, len(batches), trainer.strategy)
+            sums = score_batches(module.model, batches, module.device)
         module.train()
         scores = MaskedLMScores.from_sums(trainer.strategy.reduce(sums, reduce_op="sum")).metrics()
         module.step_metrics |= {f"val/{name}": value for name, value in scores.items()}
@@ -203,7 +207,8 @@ class Budget(StepCallback):
         was_made_longer = self.progress.planned_for not in ((), self.config.bounds)
         self.progress.planned_for = self.config.bounds
         if self.config.max_seconds is None:
-            self.progress.planned_steps, self.progress.mask_rate_from = math.ceil(self.allowed_steps), 0
+            self.progress.planned_steps = math.ceil(self.allowed_steps)
+            self.progress.mask_rate_steps = 0, self.progress.planned_steps
         elif was_made_longer and done >= PLANNING_STEPS.stop:
             self._fix(trainer, elapsed_s / done, self.config.max_seconds * PLANNED_SHARE - elapsed_s)
 
@@ -246,14 +251,16 @@ class Budget(StepCallback):
         if done >= PLANNING_STEPS.stop and window_s >= PLANNING_TIME * limit:
             step_s = window_s / (done - first_step) + self.progress.validation_s / self.config.val_every
             left_s = limit * PLANNED_SHARE - self.progress.elapsed_s - self.progress.validation_s
+            self.progress.mask_rate_steps = None
             self._fix(trainer, step_s, left_s)
-            self.progress.mask_rate_from = done + self.drawn_ahead
 
     def _fix(self, trainer: pl.Trainer, step_s: float, left_s: float) -> None:
         done = trainer.global_step
         affordable = self._agreed(trainer, done + left_s / step_s)
         planned = max(int(min(affordable, self.allowed_steps)), done + 1)
         self.progress.planned_steps = planned
+        first, _ = self.progress.mask_rate_steps or (done + self.drawn_ahead, planned)
+        self.progress.mask_rate_steps = first, planned
         log.info("%s allows %s steps", self.config.max_time, f"{planned:,}")
         if excess := self._excess_of_warmup(planned):
             log.warning("%s", excess)

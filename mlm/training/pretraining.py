@@ -37,7 +37,7 @@ from mlm.model.vocabulary import extend_vocabulary
 from mlm.optim.optimizer import build_optimizer, set_learning_rate, skip_step_if
 from mlm.optim.schedule import learning_rate_factor
 from mlm.plan import total_parameters
-from mlm.tokenizer import added_pieces, load_tokenizer, tokenizer_digest
+from mlm.tokenizer import added_pieces, load_tokenizer, num_ids, tokenizer_digest
 from mlm.training.branch import branch_checkpoint, settle_branch, start_branch
 from mlm.training.callbacks import (
     Budget,
@@ -55,6 +55,7 @@ from mlm.training.datamodule import PretrainDataModule
 from mlm.training.processes import end_with_parent
 from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
 from mlm.training.run_folder import METRICS, keep_config, resume_command, run_folder
+from mlm.training.sharding import ShardedStrategy, local, shard, whole, whole_model
 from mlm.training.summary import finish_run, provenance
 from mlm.training.trainer import build_trainer, check_hardware
 
@@ -130,6 +131,11 @@ class PretrainModule(pl.LightningModule):
             **masking_shares(num_masked, *others),
         }
 
+    def configure_model(self) -> None:
+        """Divide the model among the devices if the strategy is to."""
+        if isinstance(self.trainer.strategy, ShardedStrategy):
+            shard(self.model, self.trainer.strategy.device_mesh["data_parallel"])
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Build the optimizer."""
         optimizer = build_optimizer(self.model, self.config.optimizer, fused_blocks(self.model))
@@ -182,10 +188,10 @@ def rescale_and_clip(gradients: list[Tensor], scale: Tensor, clip_norm: float) -
     Returns:
         The norm after scaling and before clipping, a scalar.
     """
-    norm = torch.nn.utils.get_total_norm(gradients) * scale
+    norm = whole(torch.nn.utils.get_total_norm(gradients)) * scale
     if clip_norm:
         scale = scale * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(gradients, scale)
+    torch._foreach_mul_(local(gradients), scale)
     return norm
 
 
@@ -217,7 +223,7 @@ def prepare(config: PretrainConfig) -> tuple[Corpus, MaskedLM]:
         torch.manual_seed(config.seed)  # for what the folder has not: a head, new tokens
         model = load_masked_lm(start)
         known, tokenizer = (load_tokenizer(start, words) for words in (None, config.tokenizer.add_tokens))
-        size = tokenizer.get_vocab_size()
+        size = num_ids(tokenizer)
         if pieces := added_pieces(known, tokenizer):
             log.info("%d words of %s are new tokens", len(pieces), config.tokenizer.add_tokens)
             model = extend_vocabulary(model, pieces)
@@ -226,7 +232,7 @@ def prepare(config: PretrainConfig) -> tuple[Corpus, MaskedLM]:
         corpus = prepare_corpus(config.data, replace(config.tokenizer, path=str(start)))
     else:
         corpus = prepare_corpus(config.data, config.tokenizer)
-        size = corpus.tokenizer.get_vocab_size()
+        size = num_ids(corpus.tokenizer)
         resolved = config.model.resolve(size, config.data.seq_len)
         check_memory(resolved)
         torch.manual_seed(config.seed)
@@ -274,6 +280,7 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
             log.warning("go on with: %s", resume_command(config))
             return 128 + stop.signal
         step, reason, failure = trainer.global_step, budget.reason, save_failure(trainer)
+    model = whole_model(model)
     if is_first_process():
         with what_is_not_saved_is_told(config, folder, failure):
             finish_run(config, folder, corpus, model, progress, step, str(reason))

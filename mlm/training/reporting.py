@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import netrc
 import os
+import re
 import secrets
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from urllib.parse import urlsplit
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import Logger
 from tqdm import tqdm
 
 from mlm.config.errors import InputError
@@ -48,15 +52,21 @@ CONNECT_TIMEOUT_S = 3.0
 """How long the tracking server may take to answer at all."""
 INIT_TIMEOUT_S = 20.0
 """How long it may take to open a run."""
+FINISH_TIMEOUT_S = 20.0
+"""How long it may take to upload what is left at the end; the rest stays in the run folder."""
 FLUSH_EVERY = 10
 """Steps whose numbers are fetched from the device together, so that the device is not asked at every step."""
 
 
 class MetricsTable(StepCallback):
-    """Writes one row an optimizer step to metrics.csv and to the trackers."""
+    """Writes one row an optimizer step to metrics.csv and to the trackers.
+
+    A tracked run cannot be cut: steps that a resumed run does again, alike, are not tracked again.
+    """
 
     def __init__(self, path: Path, progress: Progress):
         self.path, self.progress = path, progress
+        self._tracked_path = path.parent / "wandb" / "tracked-step.txt"
         self._rows: list[dict[str, Any]] = []
         self._tokens = 0
 
@@ -108,9 +118,20 @@ class MetricsTable(StepCallback):
             os.truncate(self.path, size)
             return
         self._rows = []
-        for logger in trainer.loggers:
-            for row in rows:
-                logger.log_metrics({name: row[name] for name in row if name != "step"}, step=int(row["step"]))
+        if trainer.loggers and rows:
+            self._track(trainer.loggers, rows)
+
+    def _track(self, loggers: list[Any], rows: list[dict[str, Any]]) -> None:
+        tracked = int(self._tracked_path.read_text()) if self._tracked_path.exists() else -1
+        for row in rows:
+            if (step := row.pop("step")) > tracked:
+                shown = {**row, "trainer/global_step": step, "hours": row["elapsed_s"] / 3600}
+                for logger in loggers:
+                    logger.experiment.log(shown, step=step, commit=True)
+                tracked = step
+        partial = self._tracked_path.with_suffix(".tmp")
+        partial.write_text(f"{tracked}\n")
+        partial.replace(self._tracked_path)
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         """Write what was noted, and end the tracked run: after an error nobody else does."""
@@ -240,7 +261,11 @@ def _in_netrc(host: str | None) -> bool:
 
 
 def build_tracker(
-    config: RunConfig, tracking: LoggingConfig, folder: Path, facts: dict[str, Any] | None = None
+    config: RunConfig,
+    tracking: LoggingConfig,
+    folder: Path,
+    facts: dict[str, Any] | None = None,
+    group: str | None = None,
 ) -> Any:
     """Return a Weights & Biases logger, or False when this process does not track.
 
@@ -251,6 +276,7 @@ def build_tracker(
         tracking: resolved by `resolve_tracking`.
         folder: the run folder.
         facts: what else is stored with the run, in plain values.
+        group: what the tracker shows the run under.
     """
     if tracking.wandb == "disabled" or not is_first_process():
         return False
@@ -262,16 +288,64 @@ def build_tracker(
     if not kept.exists():
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(secrets.token_hex(4))
-    run = wandb.init(
-        dir=folder,
-        id=kept.read_text().strip(),
-        name=config.name,
-        project=tracking.project,
-        config={**to_plain(config), **(facts or {})},
-        mode="online" if tracking.wandb == "online" else "offline",
-        resume="allow" if tracking.wandb == "online" else None,
-        settings=wandb.Settings(init_timeout=INIT_TIMEOUT_S, silent=True),
-    )
-    run.define_metric("trainer/global_step")
+    online = tracking.wandb == "online"
+    arguments: dict[str, Any] = {
+        "dir": folder,
+        "id": kept.read_text().strip(),
+        "name": run_title(folder),
+        "group": group,
+        "project": tracking.project,
+        "config": {**to_plain(config), **(facts or {})},
+        "settings": wandb.Settings(
+            init_timeout=INIT_TIMEOUT_S, finish_timeout=FINISH_TIMEOUT_S, silent=True, console="off"
+        ),
+    }
+    try:
+        run = wandb.init(
+            **arguments, mode="online" if online else "offline", resume="allow" if online else None
+        )
+    except (wandb.errors.CommError, wandb.errors.UsageError) as error:
+        # The server answered before, so this is rare; training must not wait for it.
+        log.warning("Weights & Biases: %s; tracking offline", " ".join(str(error).split())[:120])
+        run = wandb.init(**arguments, mode="offline")
+    for axis in ("trainer/global_step", "tokens", "hours"):
+        run.define_metric(axis)
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(experiment=run)
+
+
+def run_title(folder: Path) -> str:
+    """Return the name of a run; a part of a suite or a grid also has the names of what it is a part of."""
+    parts, number = folder.parts, 1
+    number += bool(re.fullmatch(r"point-\d+", parts[-1]))
+    number += 2 * bool(re.fullmatch(r"seed-\d+", parts[-number]))
+    return "/".join(parts[-number:])
+
+
+def pretraining_run(model: str) -> str:
+    """Return the name of the run that pretrained a model, of the model itself where no run is known."""
+    run = Path(model).parent
+    try:
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Path(model).name
+    earlier = summary.get("init") if "task" in summary else None
+    return pretraining_run(earlier) if earlier else run.name
+
+
+def track_table(
+    loggers: Sequence[Logger], name: str, columns: Sequence[str | int], rows: list[list[Any]]
+) -> None:
+    """Give a table to the tracked run, if there is one."""
+    for logger in loggers:
+        import wandb
+
+        logger.experiment.log({name: wandb.Table(columns=list(columns), data=rows)})  # type: ignore[attr-defined]
+
+
+def track_picture(loggers: Sequence[Logger], name: str, path: Path) -> None:
+    """Give a picture to the tracked run, if there is one."""
+    for logger in loggers:
+        import wandb
+
+        logger.experiment.log({name: wandb.Image(str(path))})  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """Training with weights, gradients and optimizer state divided among the devices (FSDP2).
 
-Zhao et al. 2023 (arXiv:2304.11277). A checkpoint is the same single file as that of any other run: whole tensors,
-written by the first process, so that a run can go on with another strategy or number of devices.
+Zhao et al. 2023 (arXiv:2304.11277). A checkpoint is the same single file as that of any other run: whole
+tensors, written by the first process, so that a run can go on with another strategy or number of devices.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def shard(model: MaskedLM, mesh: Any) -> None:
 
 
 def whole(value: Any) -> Any:
-    """Return a tensor that is divided among the devices as a whole one on the CPU; anything else as it is.
+    """Return a tensor that is divided among the devices as a whole one; anything else as it is.
 
     All processes have to call it together.
     """
-    return value.full_tensor().cpu() if isinstance(value, DTensor) else value
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def local(gradients: list[Tensor]) -> list[Tensor]:
@@ -50,6 +50,16 @@ def whole_model(model: MaskedLM) -> MaskedLM:
     return copy
 
 
+@torch.no_grad()
+def keep_company(model: MaskedLM, passes: int, strategy: Strategy) -> None:
+    """Run the model on a padding token as often as another process had more passes: each needs them all."""
+    device = strategy.root_device
+    most = int(strategy.reduce(torch.tensor(float(passes), device=device), reduce_op="max"))
+    for _ in range(most - passes):
+        token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        model(token, None, token)
+
+
 def _like(value: Any, model: Any) -> Any:
     """Divide `value` as `model` is divided."""
     if isinstance(model, DTensor) and isinstance(value, Tensor) and value.shape == model.shape:
@@ -62,6 +72,11 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def __init__(self, world_size: int) -> None:
         super().__init__(data_parallel_size=world_size, tensor_parallel_size=1)
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        """Whether Lightning asks for the optimizer state: as with any other strategy."""
+        return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return whole weights."""

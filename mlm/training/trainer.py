@@ -16,6 +16,7 @@ from mlm.config.launch import launched
 from mlm.config.training import TrainerConfig
 from mlm.training.checkpoint import AtomicCheckpointIO
 from mlm.training.processes import Launcher, cluster_environment, join_after_restart
+from mlm.training.sharding import ShardedStrategy
 
 
 def resolve_accelerator(config: TrainerConfig) -> str:
@@ -87,11 +88,16 @@ def build_trainer(
     devices, num_nodes = resolve_devices(config, accelerator)
     world_size = devices * num_nodes
     accumulation, environment = config.accumulation(world_size), cluster_environment()
+    strategy: str | ShardedStrategy = config.strategy
+    if config.strategy == "fsdp2":
+        strategy = ShardedStrategy(world_size)
+    elif config.strategy == "auto" and world_size > 1:
+        strategy = "ddp"
     trainer = pl.Trainer(
         accelerator=accelerator,
         devices=devices,
         num_nodes=num_nodes,
-        strategy="ddp" if config.strategy == "auto" and world_size > 1 else config.strategy,
+        strategy=strategy,
         precision=resolve_precision(config, accelerator),  # type: ignore[arg-type]
         accumulate_grad_batches=accumulation,
         max_epochs=1,
@@ -123,6 +129,7 @@ def quiet_lightning() -> None:
         ".*no `validation_step`.*",
         ".*`isinstance\\(treespec, LeafSpec\\)`.*",
         ".*litlogger.*",
+        ".*FSDP2-wrapped module.*returned a view.*",  # nobody writes into the logits
         ".*not been set for this class.*",
         ".*smaller than the logging interval.*",
     ):

@@ -216,6 +216,22 @@ def test_norms_stand_where_the_layout_says():
     }
 
 
+@pytest.mark.parametrize("name", ["modern", "classic"])
+def test_gradient_checkpointing_changes_nothing(name):
+    """Loss and gradients are the same to the bit, dropout included."""
+    dropout = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "hidden_dropout": 0.1}
+    model, ids = encoder(replace(CONFIGS[name], **dropout)).train(), torch.randint(40, (2, 9))
+    found = []
+    for model.gradient_checkpointing in (False, True):
+        torch.manual_seed(5)
+        model.zero_grad()
+        loss = model(ids, torch.ones_like(ids)).pow(2).sum()
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
+    for kept, computed_again in zip(*found, strict=True):
+        assert torch.equal(kept, computed_again)
+
+
 def test_too_long_row_is_refused(model):
     with pytest.raises(InputError, match="65 tokens exceeds the model's max_position_embeddings=64"):
         model(torch.zeros(1, 65, dtype=torch.long))

@@ -4,20 +4,22 @@
 everything already, which spares seconds a test.
 """
 
-import csv
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from run_files import folder_of
 
 from mlm.config.parse import save_config
 
@@ -44,13 +46,18 @@ def flags(config, *more):
     return [TRAIN, "--config", str(path), *more]
 
 
+def inherited():
+    """The environment, without the address of the tracker's process that belongs to the tests."""
+    return {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+
+
 @contextmanager
 def started(command, environment=None):
     """A running command, what it prints, and the end of it and all it started."""
     with tempfile.TemporaryFile("w+") as output:
         run = subprocess.Popen(
             command,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
+            env=inherited() | {"OMP_NUM_THREADS": "1"} | (environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -130,7 +137,7 @@ def _rank(arguments, environment, output):
 def started_ranks(arguments, environments, output):
     """Running processes, one for each environment; all of them write to the file `output`."""
     processes = [
-        forks.Process(target=_rank, args=(arguments, dict(os.environ) | environment, str(output)))
+        forks.Process(target=_rank, args=(arguments, inherited() | environment, str(output)))
         for environment in environments
     ]
     try:
@@ -155,23 +162,25 @@ def run_ranks(config, *more, environments=None, status=0, timeout=60):
     return output.read_text()
 
 
-def folder_of(config):
-    return Path(config.runs_dir) / config.name
+def stopped_at(step, whole, **changes):
+    """A run like one that was killed after the checkpoint of a step."""
+    config = replace(whole, **{"name": f"{whole.name}-stopped"} | changes)
+    shutil.copytree(folder_of(whole), folder_of(config))
+    for path in (folder_of(config) / "checkpoints").iterdir():
+        if path.name != f"step-{step:08d}.ckpt":
+            path.unlink()
+    (folder_of(config) / "summary.json").unlink()
+    shutil.rmtree(folder_of(config) / "model")
+    return config
 
 
-def column(config, name):
-    with (folder_of(config) / "metrics.csv").open() as file:
-        return [float(row[name]) for row in csv.DictReader(file) if row[name]]
+def newest_step(config):
+    return max((int(path.stem[-8:]) for path in folder_of(config).glob("checkpoints/step-*.ckpt")), default=0)
 
 
-def weights(config):
-    return load_file(folder_of(config) / "model" / "model.safetensors")
-
-
-def assert_equal_weights(a, b, **tolerance):
-    assert a.keys() == b.keys()
-    for name in a:
-        if tolerance:
-            torch.testing.assert_close(a[name], b[name], **tolerance)
-        else:
-            assert torch.equal(a[name], b[name]), name
+def wait_for(condition, run, timeout=60):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert run.poll() is None, printed(run)
+        assert time.monotonic() < deadline, printed(run)
+        time.sleep(0.02)

@@ -1,10 +1,8 @@
 """Several processes give the run that one process gives, whoever starts them."""
 
 import os
-import shutil
 import signal
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,21 +11,20 @@ import torch
 from launching import (
     ALONE,
     as_torchrun_says,
-    assert_equal_weights,
-    column,
     finish,
     flags,
-    folder_of,
     free_port,
     launch,
     launch_together,
-    printed,
+    newest_step,
     run_ranks,
     started,
     started_ranks,
+    stopped_at,
     torchrun,
-    weights,
+    wait_for,
 )
+from run_files import assert_equal_weights, column, folder_of, weights
 
 from mlm.config.data import SourceConfig
 from mlm.config.training import LoggingConfig
@@ -123,18 +120,6 @@ def test_muon_trains_alike(tiny):
     run_ranks(configs[1])
     for name in ("train/loss", "val/loss"):
         assert column(configs[1], name) == pytest.approx(column(configs[0], name), abs=1e-2)
-
-
-def stopped_at(step, whole, **changes):
-    """A run like one that was killed after the checkpoint of a step."""
-    config = replace(whole, name=f"{whole.name}-stopped", **changes)
-    shutil.copytree(folder_of(whole), folder_of(config))
-    for path in (folder_of(config) / "checkpoints").iterdir():
-        if path.name != f"step-{step:08d}.ckpt":
-            path.unlink()
-    (folder_of(config) / "summary.json").unlink()
-    shutil.rmtree(folder_of(config) / "model")
-    return config
 
 
 @pytest.mark.parametrize("optimizer", [None, MUON])
@@ -236,19 +221,7 @@ def test_a_killed_process_ends_the_others(tiny):
         assert "ended by signal 9; go on with --resume" in finish(run, status=1, timeout=30)
 
 
-def newest_step(config):
-    return max((int(path.stem[-8:]) for path in folder_of(config).glob("checkpoints/step-*.ckpt")), default=0)
-
-
 def workers(run):
     """The processes of a run, in the order of their start, without its helpers."""
     children = subprocess.run(["pgrep", "-P", str(run.pid), "-f", "train.py"], capture_output=True, text=True)
     return [int(line) for line in children.stdout.split()]
-
-
-def wait_for(condition, run, timeout=60):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert run.poll() is None, printed(run)
-        assert time.monotonic() < deadline, printed(run)
-        time.sleep(0.02)

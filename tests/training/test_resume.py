@@ -19,7 +19,9 @@ import torch
 from launching import run_ranks
 from run_files import assert_equal_weights, column, folder_of, metrics, weights
 
+from mlm.config.data import MaskingConfig
 from mlm.config.training import ScheduleConfig
+from mlm.masking import mask_rate_at
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.pretraining import prepare, pretrain, train
 from mlm.training.run_folder import run_folder
@@ -204,7 +206,13 @@ def test_another_micro_batch_goes_on_with_the_next_global_batch(tiny):
     ids=["tokens", "time"],
 )
 def test_a_run_with_another_bound_than_steps_can_be_made_longer(tiny, first, longer):
-    config = tiny(trainer={"max_steps": None, **first}, model={"num_hidden_layers": 1})
+    masking = MaskingConfig(mask_rate=0.5, final_mask_rate=0.1)
+    config = tiny(
+        trainer={"max_steps": None, **first},
+        model={"num_hidden_layers": 1},
+        schedule=ScheduleConfig("constant"),
+        masking=masking,
+    )
     pretrain(config)
     steps = json.loads((folder_of(config) / "summary.json").read_text())["steps"]
     assert pretrain(replace(config, resume=True)) == 0  # the same bound: nothing to do
@@ -216,6 +224,9 @@ def test_a_run_with_another_bound_than_steps_can_be_made_longer(tiny, first, lon
     name, value = next(iter(bounds.items()))
     assert summary["stopped_by"] == f"trainer.{name}={value}"
     assert min(column(config, "optim/lr")[steps:]) > 0
+    if name == "max_tokens":  # the mask rate goes on with the line of the new length
+        line = [mask_rate_at(masking, step, 0, summary["steps"]) for step in range(steps, summary["steps"])]
+        assert column(config, "masking/rate")[steps:] == pytest.approx(line, abs=0.06)
 
 
 @pytest.mark.parametrize("max_steps", [8, 5])

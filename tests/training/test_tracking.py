@@ -3,11 +3,19 @@
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 
 import pytest
+from launching import ALONE, flags, launch, newest_step, run_ranks, started, wait_for
+from read_wandb import read
+from run_files import folder_of
 
 from mlm.config.errors import InputError
+from mlm.config.experiment import PretrainConfig
+from mlm.config.parse import parse_config
 from mlm.config.training import LoggingConfig
+from mlm.training.pretraining import pretrain
 from mlm.training.reporting import resolve_tracking
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: connections are refused
@@ -53,3 +61,93 @@ def test_without_account_or_network_auto_is_offline_and_online_is_refused(key):
     )
     assert run.stdout.strip() == "offline"
     assert "InputError: logging.wandb=online" in run.stderr
+
+
+OFFLINE = LoggingConfig(wandb="offline")
+
+
+def tracked(config):
+    """All files of the tracked run, in the order of their start."""
+    return [read(path) for path in sorted(folder_of(config).glob("wandb/offline-run-*/*.wandb"))]
+
+
+def assert_tracked_once(config, steps, parts):
+    runs = tracked(config)
+    assert len(runs) == parts
+    assert len({run for run, *_ in runs}) == 1
+    rows = [row for _, history, *_ in runs for row in history]
+    assert [row["trainer/global_step"] for row in rows] == list(range(steps + 1))
+    assert [row["_step"] for row in rows] == list(range(steps + 1))
+    assert all("train/loss" in row for row in rows[1:])
+    assert [row["trainer/global_step"] for row in rows if "val/loss" in row] == list(range(0, steps + 1, 4))
+    tokens = [row["tokens"] for row in rows]
+    assert tokens == sorted(tokens)
+    assert all(row["hours"] >= 0 for row in rows)
+    for _, _, settings, axes in runs:
+        assert {"trainer/global_step", "tokens", "hours"} <= set(axes)
+        assert settings["trainer"]["save_every"] == config.trainer.save_every
+        assert settings["tokenizer_digest"]
+        assert settings["token_store"]
+        assert "git_commit" in settings
+
+
+def test_every_step_is_tracked_once_over_two_resumes(tiny, monkeypatch):
+    """Both times the steps after the checkpoint are done again."""
+    from mlm.training import reporting
+
+    config = tiny(logging=OFFLINE, trainer={"max_steps": 20, "save_every": 6})
+
+    class Lost(Exception):
+        pass
+
+    for step in (10, 17):
+
+        def lose(self, trainer, module, step=step, original=reporting.ProgressBar.on_step_end):
+            original(self, trainer, module)
+            if trainer.global_step == step:
+                raise Lost
+
+        with monkeypatch.context() as patch:
+            patch.setattr(reporting.ProgressBar, "on_step_end", lose)
+            with pytest.raises(Lost):
+                pretrain(replace(config, resume=step > 10))
+    pretrain(replace(config, resume=True))
+    assert_tracked_once(config, steps=20, parts=3)
+
+
+def test_two_processes_track_one_run(tiny):
+    config = tiny(logging=OFFLINE)
+    run_ranks(config)
+    assert_tracked_once(config, steps=8, parts=1)
+
+
+def test_the_configuration_is_ours_and_can_be_read_back(tiny):
+    config = tiny(logging=OFFLINE)
+    pretrain(config)
+    path = folder_of(config) / "config.yaml"
+    again = parse_config(PretrainConfig, ["--config", str(path), "--name", "again"], prog="train.py")
+    assert again == replace(config, name="again")
+
+
+@pytest.mark.slow
+def test_a_key_without_network_neither_asks_nor_waits(tiny):
+    config = tiny(logging=LoggingConfig())
+    environment = {"WANDB_BASE_URL": NOWHERE, "WANDB_API_KEY": "a" * 40}
+    start = time.monotonic()
+    output = launch([*ALONE, *flags(config)], environment)
+    assert output.count("tracking offline") == 1
+    assert time.monotonic() - start < 45  # the whole run, imports included
+    assert_tracked_once(config, steps=8, parts=1)
+
+
+@pytest.mark.slow
+def test_kills_lose_no_tracked_step(tiny):
+    config = tiny(logging=OFFLINE, trainer={"max_steps": 400, "save_every": 20, "val_every": 4})
+    for step in (100, 200):
+        with started([*ALONE, *flags(config, "--resume", "auto")]) as run:
+            wait_for(lambda step=step: newest_step(config) >= step, run)
+            run.kill()  # the tracker's own process lives on and writes what it was given
+            run.wait()
+            time.sleep(2)
+    launch([*ALONE, *flags(config, "--resume", "auto")])
+    assert_tracked_once(config, steps=400, parts=3)
