@@ -145,7 +145,8 @@ class PretrainModule(pl.LightningModule):
     def on_train_start(self) -> None:
         """Let the configuration decide rates and decay, not the checkpoint that was just restored."""
         if self.first_optimizer_state:
-            self.trainer.optimizers[0].load_state_dict(self.first_optimizer_state)
+            states = {"optimizer_states": [self.first_optimizer_state]}
+            self.trainer.strategy.load_optimizer_state_dict(states)
         for group, constants in zip(self.trainer.optimizers[0].param_groups, self._constants, strict=True):
             group.update({name: value for name, value in constants.items() if name != "params"})
 
