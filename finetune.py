@@ -1,6 +1,7 @@
 """Fine-tune an encoder on labelled texts: `python finetune.py`, or `python finetune.py --help`.
 
-Reading order: mlm/training/finetuning.py, mlm/model/heads.py, mlm/data/labelled.py, mlm/data/examples.py.
+Reading order: mlm/training/finetuning.py, mlm/model/heads.py, mlm/data/labelled.py, mlm/data/examples.py; for
+GLUE mlm/training/suite.py and mlm/data/glue.py.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ def main() -> int:
     config = parse_config(FinetuneConfig, prog="finetune.py")
     log_to_stderr()
     with one_line_errors("finetune.py"):
-        from mlm.training.finetuning import finetune  # only now: a mistake is told before torch is imported
+        from mlm.training.suite import finetune_all  # only now: a mistake is told before torch is imported
 
-        status = finetune(config)
+        status = finetune_all(config)
     return status or 0
 
 

@@ -62,9 +62,9 @@ COMMANDS = {
         "mlm.plan:print_plan",
     ),
     "finetune": Command(
-        "fine-tune a model on labelled texts (also: finetune.py)",
+        "fine-tune a model on labelled texts or GLUE (also: finetune.py)",
         "mlm.config.finetune:FinetuneConfig",
-        "mlm.training.finetuning:finetune",
+        "mlm.training.suite:finetune_all",
     ),
     "predict": Command(
         "label the texts of a file with a fine-tuned model",

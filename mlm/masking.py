@@ -35,14 +35,14 @@ MAX_SPAN = 10
 """Longest span in tokens (same source)."""
 
 
-def mask_rate_at(config: MaskingConfig, step: int, total: int | None, first: int = 0) -> float:
+def mask_rate_at(config: MaskingConfig, step: int, first: int, total: int | None) -> float:
     """Return the share of the ordinary tokens to predict in the batch of an optimizer step.
 
     Args:
         config: the rates of the first and of the last step.
         step: finished optimizer steps, from 0.
-        total: optimizer steps of the whole run; None while nobody knows.
         first: the rate moves from this step on.
+        total: optimizer steps of the whole run; None while nobody knows.
     """
     if config.final_mask_rate is None or total is None or step <= first:
         return config.mask_rate

@@ -4,6 +4,7 @@ import os
 import random
 
 import pytest
+from glue_folder import write_glue
 
 os.environ.pop("WANDB_MODE", None)  # it would win over what a test configures
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -41,6 +42,12 @@ def _own_cache(tmp_path_factory, monkeypatch):
 @pytest.fixture(scope="session")
 def documents() -> list[str]:
     return make_documents(300)
+
+
+@pytest.fixture
+def glue_dir(tmp_path):
+    """The ten official folders, with made-up sentences."""
+    return write_glue(tmp_path / "glue")
 
 
 @pytest.fixture(scope="session")

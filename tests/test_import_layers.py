@@ -12,7 +12,6 @@ LAYERS = {
     "mlm.config": 0,
     "mlm.counter": 1,
     "mlm.plan": 1,
-    "mlm.vocab_txt": 1,
     "mlm.tokenizer": 2,
     "mlm.masking": 2,
     "mlm.optim": 2,

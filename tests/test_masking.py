@@ -166,12 +166,14 @@ def test_spans_are_runs_of_the_expected_length():
 
 def test_the_rate_moves_in_a_straight_line_from_the_first_step_to_the_last():
     config = MaskingConfig(mask_rate=0.3, final_mask_rate=0.1)
-    assert [mask_rate_at(config, step, 11) for step in range(11)] == pytest.approx(np.linspace(0.3, 0.1, 11))
-    assert mask_rate_at(config, 50, 11) == pytest.approx(0.1)  # after the end
-    late = [mask_rate_at(config, step, 16, first=5) for step in range(16)]
+    assert [mask_rate_at(config, step, 0, 11) for step in range(11)] == pytest.approx(
+        np.linspace(0.3, 0.1, 11)
+    )
+    assert mask_rate_at(config, 50, 0, 11) == pytest.approx(0.1)  # after the end
+    late = [mask_rate_at(config, step, 5, 16) for step in range(16)]
     assert late == pytest.approx([0.3] * 5 + np.linspace(0.3, 0.1, 11).tolist())
-    assert mask_rate_at(config, 7, None) == mask_rate_at(config, 0, 1) == 0.3
-    assert mask_rate_at(MaskingConfig(mask_rate=0.3), 7, 11) == 0.3
+    assert mask_rate_at(config, 7, 0, None) == mask_rate_at(config, 0, 0, 1) == 0.3
+    assert mask_rate_at(MaskingConfig(mask_rate=0.3), 7, 0, 11) == 0.3
 
 
 @pytest.mark.parametrize("strategy", ["token", "whole_word", "span"])

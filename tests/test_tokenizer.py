@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from mlm import tokenizer as module
 from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.tokenizer import (
@@ -20,10 +20,13 @@ from mlm.tokenizer import (
     SpecialTokens,
     added_pieces,
     encode_documents,
+    encoding,
     load_tokenizer,
+    num_ids,
     starts_word,
     tokenizer_digest,
     train_tokenizer,
+    training,
 )
 
 WORDS = (
@@ -152,14 +155,14 @@ def test_training_is_the_same_in_every_process(threads: str) -> None:
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_alphabet_equals_counting_normalised_words(lowercase: bool) -> None:
     texts = [*TEXTS, "İstanbul ǅ ŉ ﬁ Å\u030a \u2028 a\u00adb \ud55c\uad6d a\x00b \t 𝔘 😀", "\u0958 ßẞ ΣΑΣ ǆ"]
-    tokenizer = module._empty_wordpiece(TokenizerConfig(lowercase=lowercase), {})
+    tokenizer = training._empty_wordpiece(TokenizerConfig(lowercase=lowercase), {})
     counts: Counter[str] = Counter()
     for text in texts:
         for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
             counts.update(word)
     order = sorted(counts, key=lambda character: (-counts[character], character))
     for limit in (3, 20, 10**6):
-        assert module._alphabet(texts, tokenizer, limit) == sorted(order[:limit])
+        assert training._alphabet(texts, tokenizer, limit) == sorted(order[:limit])
 
 
 @pytest.mark.parametrize("vocab_size", [16, 17, 30, 64, 150, 1000])
@@ -236,9 +239,9 @@ def test_cutting_long_documents_changes_no_token(
     texts = ["", "\n".join(TEXTS), "a  b\n\nc\t d " + WORDS * 4, " ", "old wall " * 50]
     whole = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     for size in (40, 57, 100):
-        monkeypatch.setattr(module, "PIECE_CHARACTERS", size)
-        monkeypatch.setattr(module, "GROUP_CHARACTERS", 3 * size)
-        assert [piece for text in texts for piece in module.text_pieces(text)] != texts
+        monkeypatch.setattr(encoding, "PIECE_CHARACTERS", size)
+        monkeypatch.setattr(encoding, "GROUP_CHARACTERS", 3 * size)
+        assert [piece for text in texts for piece in training.text_pieces(text)] != texts
         assert encode_documents(tokenizer, texts) == whole
 
 
@@ -246,7 +249,7 @@ def test_cutting_long_documents_changes_no_token(
 def test_text_without_spaces_is_safe(config: TokenizerConfig) -> None:
     giant = "abcdefghij" * 100_000
     tokenizer = train_tokenizer([giant, *TEXTS], config)
-    assert max(map(len, tokenizer.get_vocab())) <= module.MAX_WORD_CHARACTERS + 2
+    assert max(map(len, tokenizer.get_vocab())) <= training.MAX_WORD_CHARACTERS + 2
     assert len(encode_documents(tokenizer, [giant])[0]) > 0
 
 
@@ -263,7 +266,7 @@ def test_a_line_of_64_megabytes_without_a_space_fits_in_memory(tmp_path: Path) -
 
 
 def test_long_words_are_cut_up_to_the_limit() -> None:
-    limit = module.MAX_WORD_CHARACTERS
+    limit = training.MAX_WORD_CHARACTERS
     tokenizer = train_tokenizer(["a" * 101, "aa aa"], WORDPIECE)
     unknown = SpecialTokens.from_tokenizer(tokenizer).unk
     fits, too_long = encode_documents(tokenizer, ["a" * limit, "a" * (limit + 1)])
@@ -397,3 +400,48 @@ def test_words_that_are_not_utf8_are_refused(tmp_path):
     (tmp_path / "words.txt").write_bytes(b"caf\xe9")
     with pytest.raises(InputError, match=r"add_tokens=.*words.txt cannot be read as UTF-8"):
         load_tokenizer(tmp_path, str(tmp_path / "words.txt"))
+
+
+def words_file(tmp_path, *words):
+    path = tmp_path / "words.txt"
+    path.write_text("\n".join(words))
+    return str(path)
+
+
+def test_added_words_are_taken_as_the_vocabulary_normalises_them(tmp_path):
+    """Two tokens for what is one word to the normaliser would be found by chance."""
+    config = TokenizerConfig(vocab_size=120)
+    train_tokenizer(["the import of apples"] * 20, config).save(str(tmp_path / "tokenizer.json"))
+    before = load_tokenizer(tmp_path)
+    after = load_tokenizer(
+        tmp_path, words_file(tmp_path, "Quokka", "QUOKKA", "quokka", "Import", "the", "Órbita")
+    )
+    assert set(after.get_vocab()) - set(before.get_vocab()) == {"quokka", "orbita"}
+    for text in ("Quokka", "quokka", "QUOKKA"):
+        assert encode_documents(after, [text]) == [[after.token_to_id("quokka")]]
+    assert encode_documents(after, ["Import"]) == encode_documents(before, ["import"])
+
+
+@pytest.mark.parametrize("word", ["[MASK]", "<pad>", "[SEP]"])
+def test_names_of_special_tokens_are_no_words(tmp_path, word):
+    train_tokenizer(["the import of apples"] * 20, TokenizerConfig(vocab_size=120)).save(
+        str(tmp_path / "tokenizer.json")
+    )
+    with pytest.raises(InputError, match=f"{re.escape(word)} is the name of a special token"):
+        load_tokenizer(tmp_path, words_file(tmp_path, "quokka", word))
+
+
+def test_special_tokens_are_those_the_vocabulary_came_with():
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocab = {token: number for number, token in enumerate(names)}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="<unk>"))
+    assert SpecialTokens.from_tokenizer(tokenizer).ids == (1, 3, 0, 2, 4)
+    vocab = {token: number for number, token in enumerate([*names[6:], *names[:5]])}
+    assert SpecialTokens.from_tokenizer(Tokenizer(models.WordPiece(vocab))).ids == (0, 1, 2, 3, 4)
+
+
+def test_ids_that_no_token_has_are_counted():
+    vocab = {**{token: number for number, token in enumerate(SPECIAL_TOKENS)}, "a": 90}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    assert tokenizer.get_vocab_size() == 6
+    assert num_ids(tokenizer) == 91

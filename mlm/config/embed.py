@@ -52,3 +52,4 @@ class EmbedConfig:
         folder = Path(self.output).absolute().parent
         require(folder.is_dir(), "output", self.output, f"cannot be written: there is no folder {folder}")
         require(self.output.endswith(".npy"), "output", self.output, "must end in .npy, the format it has")
+        require(not Path(self.output).is_dir(), "output", self.output, "is a folder; name a file")

@@ -96,6 +96,8 @@ class RunConfig:
     """What the name of a run begins with when no file is given with --config."""
     resumable: ClassVar[bool] = True
     """Whether the command can go on with a stopped run."""
+    resume_hint: ClassVar[str] = ""
+    """What to do where it cannot."""
 
     name: str | None = None
     """Name of the run; null: <config>-<UTC time>."""
@@ -267,6 +269,10 @@ class EvaluateConfig:
     """Write the figures to this JSON file too; null: print only."""
 
     def __post_init__(self) -> None:
+        self.model, self.output = (
+            os.path.expanduser(self.model),
+            self.output and os.path.expanduser(self.output),
+        )
         require(self.batch_size > 0, "batch_size", self.batch_size, "must be at least 1")
 
     def check_files(self) -> None:
@@ -274,6 +280,8 @@ class EvaluateConfig:
         check_model_folder("model", self.model)
         if self.output is not None and not Path(self.output).absolute().parent.is_dir():
             raise InputError(f"output={self.output} is in a folder that does not exist; make it first")
+        is_folder = self.output is not None and Path(self.output).is_dir()
+        require(not is_folder, "output", self.output, "is a folder; name a file")
         check_sources(self.data.sources)
 
 
@@ -289,6 +297,7 @@ class FillMaskConfig:
     """How many words to print for each mask."""
 
     def __post_init__(self) -> None:
+        self.model = os.path.expanduser(self.model)
         require(self.top_k > 0, "top_k", self.top_k, "must be at least 1")
         require(bool(self.text), "text", "[]", "is empty; give a sentence with a [MASK]")
 

@@ -1,6 +1,7 @@
-"""Fine-tuning on labelled files, and prediction: what the two commands can be told.
+"""Fine-tuning on labelled texts, and prediction: what the two commands can be told.
 
 Groups whose defaults differ from pretraining's are subclasses, so that `--help` and YAML show the right ones.
+A configuration may stand for several runs; `suite.py` tells which.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from mlm.config.errors import InputError, require
-from mlm.config.experiment import RunConfig, check_model_folder
+from mlm.config.experiment import RunConfig, check_model_folder, is_hub_name
+from mlm.config.files import find_config
+from mlm.config.glue import FROM_MNLI, MNLI, Selection, TaskRecipe, check_tasks
 from mlm.config.model import Pooling
+from mlm.config.suite import check_same, goes_on
 from mlm.config.training import LoggingConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
 
 LabelType = Literal["classification", "regression"]
@@ -43,6 +47,11 @@ def _is_pretraining(summary: Path) -> bool:
         return False
     has_model = (summary.parent / "model" / "config.json").is_file()
     return has_model and isinstance(facts, dict) and "task" not in facts
+
+
+def is_model(name: str) -> bool:
+    """Tell whether a name means a model folder, here or on the hub, rather than a shape."""
+    return is_hub_name(name) or Path(name, "config.json").is_file()
 
 
 def check_text_file(key: str, path: str) -> None:
@@ -90,6 +99,8 @@ class LabelledConfig:
     """Share of train held out without a validation file, chosen by a hash of the text."""
     max_length: int | None = None
     """Most tokens of an example, special ones included; null: the longest, as far as the model reads."""
+    max_train_examples: int | None = None
+    """Train on so many examples only, chosen by a hash of the text; null: all."""
 
     def __post_init__(self) -> None:
         for name in ("train", "validation", "test"):
@@ -102,6 +113,8 @@ class LabelledConfig:
         fraction, longest = self.validation_fraction, self.max_length
         require(0 < fraction < 1, "data.validation_fraction", fraction, "must lie in (0, 1)")
         require(longest is None or longest >= 8, "data.max_length", longest, "must be at least 8, or null")
+        most = self.max_train_examples
+        require(most is None or most > 0, "data.max_train_examples", most, "must be at least 1, or null")
 
     def check_files(self) -> None:
         """Check that the files named are there."""
@@ -178,22 +191,48 @@ class FinetuneTrainerConfig:
         )
 
 
+SCRATCH = "scratch"
+"""In place of a model: random weights."""
+
+
 @dataclass
 class FinetuneConfig(RunConfig):
-    """Fine-tune an encoder on labelled texts.
+    """Fine-tune an encoder on labelled texts, or on tasks of GLUE.
 
-    Example: python finetune.py --model runs/first/model --data.train reviews.csv --data.label_column stars
+    Examples: python finetune.py --model runs/first/model --data.train reviews.csv --data.label_column stars
+              python finetune.py --model runs/first/model --task cola,mrpc --seeds 1,2,3 --glue_dir glue_data
     """
 
     default_stem: ClassVar[str] = "finetune"
     resumable: ClassVar[bool] = False
+    resume_hint: ClassVar[str] = (
+        "several tasks or seeds go on when they are started again with their --name; one run cannot"
+    )
 
     seed: int = 0
     """Decides the new head, order of examples and dropout."""
     resume: bool = False
-    """Not offered by this command."""
+    """Not offered: a suite goes on when started again with its --name."""
     model: str | None = None
-    """Model folder or hub's OWNER/NAME to start from; null: the newest finished pretraining in runs_dir."""
+    """Model folder or hub's OWNER/NAME; scratch: random weights; null: the newest pretraining in runs_dir."""
+    model_config: str | None = None
+    """Shape of scratch: name in configs/model, YAML file or model folder; null: the newest run's."""
+    tokenizer: str | None = None
+    """Tokenizer of scratch: file or folder; null: that of model_config, or of the newest run."""
+    task: list[str] = field(default_factory=list)
+    """Tasks of GLUE: cola,sst2,mrpc,stsb,qqp,mnli,qnli,rte,wnli,ax, or all; empty: your own data."""
+    glue_dir: str | None = None
+    """Folder of the official GLUE folders, or of a download of the hub's; null: the hub."""
+    seeds: list[int] = field(default_factory=list)
+    """A run of every task with each of these, and a table of all; empty: seed."""
+    selection: Selection = "holdout"
+    """GLUE: best epoch and grid point by a part held out of train, or by dev itself."""
+    start_from_mnli: bool = False
+    """RTE, MRPC and STS-B start from the model tuned on MNLI."""
+    submit: bool = False
+    """Write the zip file for the GLUE server; needs all tasks and their test files."""
+    recipes: list[TaskRecipe] = field(default_factory=list)
+    """What single tasks are trained with, values of a grid among it; see configs/finetune."""
     data: LabelledConfig = field(default_factory=LabelledConfig)
     """Labelled texts."""
     head: HeadConfig = field(default_factory=HeadConfig)
@@ -209,16 +248,59 @@ class FinetuneConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.model = self.model and os.path.expanduser(self.model)
+        for name in ("model", "model_config", "tokenizer", "glue_dir"):
+            setattr(self, name, getattr(self, name) and os.path.expanduser(getattr(self, name)))
+        self.task = check_tasks(self.task)
+        tasks = ",".join(self.task)
+        both = bool(self.task and self.data.train)
+        require(not both, "task", tasks, f"and data.train={self.data.train} are two tasks; give one of them")
+        for name in ("glue_dir", "submit"):
+            needless = bool(getattr(self, name)) and not self.task
+            require(not needless, name, getattr(self, name), "is about GLUE; name its tasks with --task")
+        for name in ("model_config", "tokenizer"):
+            needless = getattr(self, name) is not None and self.model != SCRATCH
+            require(not needless, name, getattr(self, name), "is about random weights; give --model scratch")
+        wanting = self.start_from_mnli and MNLI not in self.task and bool(set(FROM_MNLI) & set(self.task))
+        require(
+            not wanting, "start_from_mnli", "true", f"with task={tasks} needs mnli too; add it, or set false"
+        )
+        for name in ("task", "seeds"):
+            values = getattr(self, name)
+            require(len(set(values)) == len(values), name, values, "names one twice")
+        require(min(self.seeds, default=0) >= 0, "seeds", self.seeds, "must be at least 0")
+
+    def prefer_flags(self, flags: set[str]) -> None:
+        """Let what stands on the command line win over the recipes of a file."""
+        for recipe in self.recipes:
+            recipe.without(flags)
 
     def check_files(self) -> None:
         """Check that everything named is there and the run folder is not; choose a model if none is named."""
         processes = os.environ.get("WORLD_SIZE", "1")
         require(processes == "1", "WORLD_SIZE", processes, "fine-tuning runs in one process; start only one")
-        self.check_run()
-        self.model = self.model or newest_pretrained_model(self.runs_dir)
-        check_model_folder("model", self.model)
+        if self.model == SCRATCH:
+            self._check_scratch()
+        else:
+            self.model = self.model or newest_pretrained_model(self.runs_dir)
+            check_model_folder("model", self.model)
         self.data.check_files()
+        is_there = self.glue_dir is None or Path(self.glue_dir).is_dir()
+        require(is_there, "glue_dir", self.glue_dir, f"is no folder; looked in {os.getcwd()}")
+        started = Path(self.runs_dir, self.name or "", "config.yaml")
+        if goes_on(self) and started.exists():
+            check_same(self, started)
+        else:
+            self.check_run()
+
+    def _check_scratch(self) -> None:
+        self.model_config = self.model_config or newest_pretrained_model(self.runs_dir)
+        if not is_model(self.model_config):
+            find_config(self.model_config, "model")
+        if self.tokenizer is None:
+            of_model = is_model(self.model_config)
+            self.tokenizer = self.model_config if of_model else newest_pretrained_model(self.runs_dir)
+        there = is_hub_name(self.tokenizer) or Path(self.tokenizer).exists()
+        require(there, "tokenizer", self.tokenizer, f"is neither file nor folder; looked in {os.getcwd()}")
 
 
 @dataclass

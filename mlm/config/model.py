@@ -249,3 +249,9 @@ class ClassifierConfig:
             self.label_type == "classification" or found == 1, "labels", labels, "must be one for a score"
         )
         require(0 <= self.dropout < 1, "classifier_dropout", self.dropout, "must lie in [0, 1)")
+
+    def order_of(self, labels: tuple[str, ...]) -> list[int] | None:
+        """Return the ids that these names have here, however they are capitalised; None: they are others."""
+        ids = {label.lower(): number for number, label in enumerate(self.labels)}
+        wanted = [label.lower() for label in labels]
+        return [ids[label] for label in wanted] if set(wanted) == ids.keys() else None

@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -66,6 +66,8 @@ def parse_config(
         values = _typed_values(given, keys)
         with _located(given):
             config: C = _build(cls, values)
+            if hasattr(config, "prefer_flags"):
+                config.prefer_flags(set(flags))
             if isinstance(config, RunConfig):
                 config.choose_name(files[-1].stem if files else config.default_stem)
             if hasattr(config, "check_files"):
@@ -100,6 +102,9 @@ def one_line_errors(prog: str) -> Iterator[None]:
     except RecursionError:
         print(f"{prog}: error: a YAML value contains itself, or is nested too deeply", file=sys.stderr)
         raise SystemExit(2) from None
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
     except OSError as error:
         if error.errno is None:
             raise
@@ -124,6 +129,21 @@ def save_config(config: Any, path: str | Path) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
+
+
+def read_group(cls: type[C], path: Path) -> C:
+    """Return what a YAML file holds that is a group of its own, such as the shape of a model.
+
+    Args:
+        cls: its dataclass.
+        path: the file.
+
+    Raises:
+        InputError: names file, line and key.
+    """
+    keys = Keys.of(cls)
+    config: C = _build(cls, _typed_values(read_file(path, keys), keys))
+    return config
 
 
 def to_plain(config: Any) -> Any:
@@ -153,9 +173,7 @@ def _resumed_keys(
     if not values.get("resume"):
         return {}, {}
     if not cls.resumable:
-        raise InputError(
-            f"{given['resume'].where}: this command cannot go on with a stopped run; start a new one"
-        )
+        raise InputError(f"{given['resume'].where} is not offered here: {cls.resume_hint}")
     runs_dir, name = (
         values.get("runs_dir", RunConfig.runs_dir),
         values.get("name") or os.environ.get(RUN_NAME),
@@ -220,11 +238,17 @@ def _build(cls: Any, values: dict[str, Any], prefix: str = "") -> Any:
     return cls(**arguments)
 
 
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
 def _plain_entry(entry: Any) -> Any:
     first, *others = fields(entry)
     options = {field.name: getattr(entry, field.name) for field in others}
     changed = {
-        field.name: to_plain(options[field.name]) for field in others if options[field.name] != field.default
+        field.name: to_plain(options[field.name])
+        for field in others
+        if options[field.name] != _default(field)
     }
     plain = to_plain(getattr(entry, first.name))
     return {first.name: plain, **changed} if changed else plain

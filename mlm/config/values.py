@@ -151,7 +151,7 @@ def _is_path(value: Tree, entry: Any, *others: Any) -> bool:
 
 def _entry(value: Tree, cls: Any, where: str) -> Any:
     types = get_type_hints(cls)
-    required = [field.name for field in fields(cls) if field.default is MISSING]
+    required = [one.name for one in fields(cls) if one.default is one.default_factory is MISSING]
     if isinstance(value, str):
         value = {next(iter(types)): value}
     if not isinstance(value, dict):

@@ -20,7 +20,7 @@ from mlm.data.packing import PackingMode, RowTable
 from mlm.data.sampler import Part, RowBatch
 from mlm.data.store import TokenStore
 from mlm.masking import Masking
-from mlm.tokenizer import SpecialTokens, starts_word
+from mlm.tokenizer import SpecialTokens, num_ids, starts_word
 
 Ints = npt.NDArray[np.int64]
 
@@ -147,7 +147,8 @@ def build_masking(config: MaskingConfig, rate: float, tokenizer: Tokenizer) -> M
         InputError: whole_word is asked for and the tokenizer does not tell where words begin.
     """
     special = SpecialTokens.from_tokenizer(tokenizer)
-    is_special = np.zeros(tokenizer.get_vocab_size(), bool)
+    is_special = np.ones(num_ids(tokenizer), bool)  # as good as special: ids that no token has
+    is_special[list(tokenizer.get_vocab(with_added_tokens=True).values())] = False
     is_special[list(special.ids)] = True
     is_special[
         [number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]

@@ -37,6 +37,7 @@ from mlm.tokenizer import (
     TOKENIZER_VERSION,
     SpecialTokens,
     load_tokenizer,
+    num_ids,
     tokenizer_digest,
     train_tokenizer,
 )
@@ -80,7 +81,7 @@ def prepare_corpus(config: CorpusConfig, tokenizer_config: TokenizerConfig) -> C
     tokenizer, store = prepare_store(config, tokenizer_config)
     assert store is not None, "one machine writes all shards"
     special = SpecialTokens.from_tokenizer(tokenizer)
-    tables = _train_and_validation(store, config, tokenizer.get_vocab_size(), special)
+    tables = _train_and_validation(store, config, num_ids(tokenizer), special)
     train, validation = (
         Rows(store, table, special, config.seq_len, config.packing)
         for table in (tables.train, tables.validation)
@@ -97,7 +98,7 @@ def prepare_evaluation(config: CorpusConfig, tokenizer: Tokenizer) -> Rows:
     store = _store(Text(config), tokenizer)
     assert store is not None, "one machine writes all shards"
     documents, special = store.documents.take(_kept(store, config)), SpecialTokens.from_tokenizer(tokenizer)
-    _require_ordinary(store.counts(tokenizer.get_vocab_size(), documents), special, config)
+    _require_ordinary(store.counts(num_ids(tokenizer), documents), special, config)
     table = pack_documents(documents, config.seq_len, config.packing)
     return Rows(store, table, special, config.seq_len, config.packing)
 

@@ -30,7 +30,14 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from mlm.config.errors import InputError
-from mlm.tokenizer import PIECE_CHARACTERS, encode_plain, plain_tokenizer, text_groups, text_pieces
+from mlm.tokenizer import (
+    PIECE_CHARACTERS,
+    encode_plain,
+    num_ids,
+    plain_tokenizer,
+    text_groups,
+    text_pieces,
+)
 
 Ints = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
@@ -157,7 +164,7 @@ def _memory(words: dict[str, int]) -> int:
 
 def id_type(tokenizer: Tokenizer) -> npt.DTypeLike:
     """Return the smallest type of the store that holds every id."""
-    return np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32
+    return np.uint16 if num_ids(tokenizer) <= 2**16 else np.uint32
 
 
 def _word_splitter(tokenizer: Tokenizer) -> Callable[[str], list[str]] | None:

@@ -34,6 +34,10 @@ MAX_GROUP_BATCHES = 50
 """Batches whose examples are sorted together: more waste less padding, fewer mix better."""
 
 
+MAX_BATCH_TOKENS = 2**15
+"""Most tokens of a batch for prediction."""
+
+
 class LabelledBatch(TypedDict):
     """What the model is trained on."""
 
@@ -200,6 +204,13 @@ class EpochSampler:
 
 
 def batches_in_order(lengths: Ints, batch_size: int) -> list[Ints]:
-    """Return batches for prediction: every row once, the longest first, where a lack of memory shows."""
-    rows = np.argsort(-lengths, kind="stable")
-    return [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]
+    """Return batches for prediction: every row once, the longest first, where a lack of memory shows.
+
+    Where texts are long there are fewer in a batch: at most MAX_BATCH_TOKENS tokens, padding included.
+    """
+    rows, batches = np.argsort(-lengths, kind="stable"), []
+    while len(rows):
+        fitting = min(batch_size, max(MAX_BATCH_TOKENS // max(int(lengths[rows[0]]), 1), 1))
+        batches.append(rows[:fitting])
+        rows = rows[fitting:]
+    return batches

@@ -14,7 +14,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,10 @@ class LabelledTask:
     validation_is: str
     """Where the validation examples are from, in words."""
     test: Examples | None = None
+    metrics: tuple[str, ...] = ()
+    """The scores asked for, the one that ranks epochs first; none: all that there are."""
+    scored: dict[str, Examples] = field(default_factory=dict)
+    """Further sets to score once, at the end: what each adds to the names of its scores."""
 
 
 @dataclass(frozen=True)
@@ -301,9 +305,7 @@ def hold_out(examples: Examples, fraction: float, name: str) -> tuple[Examples, 
     Raises:
         InputError: there are too few different texts to divide.
     """
-    pairs = examples.pairs or [""] * len(examples)
-    hashes = [_text_hash(text, pair) for text, pair in zip(examples.texts, pairs, strict=True)]
-    share = uniform(np.array(hashes, np.uint64).view(np.int64))
+    share = uniform(text_hashes(examples).view(np.int64))
     assert examples.labels is not None, "only labelled examples are divided"
     is_number = examples.labels.dtype.kind == "f"
     classes = np.zeros(len(share), np.int64) if is_number else examples.labels
@@ -325,6 +327,13 @@ def _smallest(share: npt.NDArray[np.float64], classes: npt.NDArray[np.int64]) ->
         if len(np.unique(classes[~chosen])) == len(np.unique(classes)):
             return chosen
     return np.zeros(len(share), bool)
+
+
+def text_hashes(examples: Examples) -> npt.NDArray[np.uint64]:
+    """Return a hash of the texts of each example, (N,): the same on any machine."""
+    pairs = examples.pairs or [""] * len(examples)
+    hashes = [_text_hash(text, pair) for text, pair in zip(examples.texts, pairs, strict=True)]
+    return np.array(hashes, np.uint64)
 
 
 def _text_hash(text: str, pair: str) -> int:

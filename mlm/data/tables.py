@@ -182,7 +182,7 @@ def csv_rows(blocks: Iterator[str], name: str, tabs: bool, report: ReadReport | 
         if cells is None:
             return
         if unquoted:
-            cells = list(map(_without_quotes, cells))
+            cells = list(map(without_quotes, cells))
         if header is None:
             header = _told_apart(cells)
         elif len(cells) > len(header):
@@ -206,7 +206,7 @@ def _is_plain_table(head: str) -> bool:
     return len({line.count("\t") for line in lines if line}) <= 1
 
 
-def _without_quotes(cell: str) -> str:
+def without_quotes(cell: str) -> str:
     """Undo quoting where the whole cell is quoted; a stray quote is kept."""
     inner = cell[1:-1]
     whole = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in inner.replace('""', "")

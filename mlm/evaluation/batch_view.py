@@ -31,7 +31,7 @@ from mlm.data.sampler import RowBatch, TrainingSampler
 from mlm.hub.download import model_folder
 from mlm.masking import mask_rate_at
 from mlm.plan import planned_steps
-from mlm.tokenizer import SpecialTokens, starts_word
+from mlm.tokenizer import SpecialTokens, num_ids, starts_word
 
 Ints = npt.NDArray[np.int64]
 
@@ -70,7 +70,7 @@ def training_batch(config: InspectConfig, corpus: Corpus) -> tuple[RowBatch, Mas
     sampler = TrainingSampler(
         len(train), config.seed, size, size, rows_consumed=config.step * size, parts=train.parts
     )
-    drawn = next(iter(sampler))._replace(mask_rate=mask_rate_at(masking, config.step, total))
+    drawn = next(iter(sampler))._replace(mask_rate=mask_rate_at(masking, config.step, 0, total))
     rows = MaskedRows(train, build_masking(masking, masking.highest_mask_rate, corpus.tokenizer), config.seed)
     return drawn, rows[drawn]
 
@@ -118,7 +118,7 @@ class RowView:
         try:
             self._starts_word = starts_word(tokenizer)
         except InputError:  # of another kind: a space between any two tokens
-            self._starts_word = np.ones(tokenizer.get_vocab_size(), bool)
+            self._starts_word = np.ones(num_ids(tokenizer), bool)
 
     def lines(self, number: int, drawn: RowBatch, batch: MaskedBatch, width: int) -> Iterator[str]:
         """Yield a heading and a paragraph for each document of the row `number` of a batch."""

@@ -5,8 +5,8 @@ N texts, D hidden.
 
 from __future__ import annotations
 
+import json
 import logging
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from mlm.config.embed import EmbedConfig
+from mlm.data.cache import replacing
 from mlm.data.examples import EncodedExamples, batches_in_order, encode_examples
 from mlm.data.labelled import Examples, read_texts
 from mlm.evaluation.predict import max_length, tell_truncated
@@ -24,7 +25,7 @@ from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_encoder
 from mlm.model.encoder import Encoder
 from mlm.model.pooling import pool
-from mlm.tokenizer import load_tokenizer
+from mlm.tokenizer import load_tokenizer, num_ids
 
 log = logging.getLogger(__name__)
 
@@ -66,19 +67,29 @@ def embed(config: EmbedConfig) -> int:
     """
     folder = model_folder(config.model)
     encoder, tokenizer = load_encoder(folder), load_tokenizer(folder)
-    encoder.config.check_fit(tokenizer.get_vocab_size(), seq_len=1)
+    encoder.config.check_fit(num_ids(tokenizer), seq_len=1)
     texts = read_texts(config.input, config.text_column, config.encoding)
-    longest = max_length(encoder.config, config.max_length, "max_length")
+    longest = max_length(encoder.config, config.max_length or _trained_length(folder), "max_length")
     examples = encode_examples(tokenizer, Examples(texts), longest)
     tell_truncated(examples, config.input, longest)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     vectors = embed_examples(
         encoder.to(device), examples, config.pooling, config.normalize, config.batch_size
     )
-    output = Path(config.output)
-    partial = output.with_name(f".{output.name}.{os.getpid()}")
-    with partial.open("wb") as file:
+    with replacing(Path(config.output)) as partial, partial.open("wb") as file:
         np.save(file, vectors)
-    partial.replace(output)
     print(f"{vectors.shape[0]:,} vectors of {vectors.shape[1]} numbers: {config.output}")
     return 0
+
+
+def _trained_length(folder: Path) -> int | None:
+    """Return how many tokens a sentence-transformers model was trained to read; None: it is none.
+
+    Its vectors of longer texts are, by its own recipe, those of the first so many tokens.
+    """
+    try:
+        found = json.loads((folder / "sentence_bert_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    longest = found.get("max_seq_length") if isinstance(found, dict) else None
+    return longest if isinstance(longest, int) and longest >= 8 else None

@@ -12,15 +12,15 @@ from mlm.config.experiment import FillMaskConfig
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_masked_lm
 from mlm.model.heads import MaskedLM
-from mlm.tokenizer import SpecialTokens, load_tokenizer
+from mlm.tokenizer import SpecialTokens, load_tokenizer, num_ids
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One proposal for a hidden place."""
 
-    token: str | None
-    """The token as the vocabulary spells it; None for an id without one."""
+    token: str
+    """The token as the vocabulary spells it."""
     probability: float
 
 
@@ -41,14 +41,15 @@ def fill_masks(model: MaskedLM, tokenizer: Tokenizer, text: str, top_k: int = 5)
     longest = model.config.max_position_embeddings
     if longest is not None and ids.shape[1] > longest:
         raise InputError(f"{text[:40]!r}... has {ids.shape[1]} tokens; the model reads at most {longest}")
-    shares = model.eval()(ids, masked_positions=places[None])[0].softmax(-1)
-    best = shares.topk(min(top_k, shares.shape[-1]))
+    known = torch.tensor(sorted(tokenizer.get_vocab(with_added_tokens=True).values()))
+    shares = model.eval()(ids, masked_positions=places[None])[0].softmax(-1)[:, known]
+    best = shares.topk(min(top_k, len(known)))
     return [
         [
-            Candidate(tokenizer.id_to_token(number), share)
+            Candidate(str(tokenizer.id_to_token(number)), share)
             for number, share in zip(numbers, found, strict=True)
         ]
-        for numbers, found in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        for numbers, found in zip(known[best.indices].tolist(), best.values.tolist(), strict=True)
     ]
 
 
@@ -56,6 +57,7 @@ def fill_mask(config: FillMaskConfig) -> int:
     """Print candidates for each mask of each text: the `fill-mask` command."""
     folder = model_folder(config.model)
     model, tokenizer = load_masked_lm(folder, needs_head=True), load_tokenizer(folder)
+    model.config.check_fit(num_ids(tokenizer), seq_len=1)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     for text in config.text:

@@ -24,7 +24,7 @@ from mlm.hub.pretrained import load_masked_lm
 from mlm.masking import Masking
 from mlm.model.heads import MaskedLM
 from mlm.model.loss import summed_cross_entropy
-from mlm.tokenizer import load_tokenizer
+from mlm.tokenizer import load_tokenizer, num_ids
 
 VALIDATION_SEED = 20_181_011
 """Seed of every validation mask, whatever the seed of the run: scores of different runs can be compared."""
@@ -96,7 +96,7 @@ def evaluate(config: EvaluateConfig) -> int:
     if config.data.seq_len > longest:
         log.info("rows of %d tokens, the longest that %s reads", longest, config.model)
         config = replace(config, data=replace(config.data, seq_len=longest))
-    model.config.check_fit(tokenizer.get_vocab_size(), config.data.seq_len)
+    model.config.check_fit(num_ids(tokenizer), config.data.seq_len)
     rows = prepare_evaluation(config.data, tokenizer)
     masking = build_masking(config.masking, config.masking.validation_mask_rate, tokenizer)
     batches = frozen_batches(rows, masking, config.batch_size)

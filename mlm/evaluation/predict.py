@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import logging
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,12 +18,13 @@ from torch import Tensor
 from mlm.config.errors import InputError
 from mlm.config.finetune import PredictConfig
 from mlm.config.model import ClassifierConfig, ModelConfig
+from mlm.data.cache import replacing
 from mlm.data.examples import EncodedExamples, LabelledBatch, batches_in_order, encode_examples
 from mlm.data.labelled import Examples, Table, read_table
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_classifier
 from mlm.model.heads import SequenceClassifier
-from mlm.tokenizer import load_tokenizer
+from mlm.tokenizer import load_tokenizer, num_ids
 
 Floats = npt.NDArray[np.float64]
 
@@ -82,13 +82,11 @@ def write_predictions(path: Path, ids: Iterable[str], logits: Floats, classifier
     numbers = [f"{score:.7g}" for score in logits[:, 0]]
     labels = numbers if is_score else [classifier.labels[best] for best in logits.argmax(1)]
     names = [] if is_score else [f"probability_{label}" for label in classifier.labels]
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("w", newline="", encoding="utf-8") as file:
+    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["row", "label", *names])
         for row, label, shares in zip(ids, labels, chances, strict=True):
             writer.writerow([row, label, *(f"{share:.6f}" for share in shares)])
-    partial.replace(path)
 
 
 def max_length(model: ModelConfig, asked: int | None, key: str) -> int | None:
@@ -118,6 +116,7 @@ def predict(config: PredictConfig) -> int:
     """
     folder = model_folder(config.model)
     model, tokenizer = load_classifier(folder), load_tokenizer(folder)
+    model.config.check_fit(num_ids(tokenizer), seq_len=1)
     table = read_table(config.input, config.encoding)
     pair = config.text_pair_column
     texts = table.texts(config.text_column, "--text_column")

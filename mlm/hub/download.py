@@ -7,7 +7,13 @@ from pathlib import Path
 from mlm.config.errors import InputError
 from mlm.config.experiment import is_hub_name
 
-DESCRIPTION = ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+DESCRIPTION = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "sentence_bert_config.json",
+]
 SAFE = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
 PICKLED = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
 """Fetched only where there is nothing safer; `pretrained.py` opens them without running anything."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mlm.config.model import ClassifierConfig, ModelConfig, Pooling
-from mlm.hub.family import Family, Json
+from mlm.hub.family import Family, Json, whole_number
 
 COMMON: dict[str, Sequence[Any]] = {
     "embedding_size": [None],
@@ -102,10 +102,10 @@ BERT = Family(
 
 def _positions_of_roberta(written: Json) -> Json:
     """The table has rows for the ids up to that of padding, which no token takes."""
-    offset = written.get("pad_token_id", 1) + 1
+    offset = whole_number(written, "pad_token_id", 1) + 1
     return {
         "position_offset": offset,
-        "max_position_embeddings": written.get("max_position_embeddings", 512) - offset,
+        "max_position_embeddings": whole_number(written, "max_position_embeddings", 512) - offset,
     }
 
 
@@ -208,7 +208,7 @@ def _assumed_by_electra(written: Json) -> Json:
 
 
 def _width_of_electra(written: Json) -> Json:
-    return {"embedding_size": written.get("embedding_size", 128)}
+    return {"embedding_size": whole_number(written, "embedding_size", 128)}
 
 
 ELECTRA = Family(
@@ -250,7 +250,8 @@ ELECTRA = Family(
 def _assumed_by_modernbert(written: Json) -> Json:
     theta = written.get("global_rope_theta", 160000.0)  # this and the next are how transformers 4 wrote them
     local_theta = written.get("local_rope_theta", 10000.0)
-    types = written.get("layer_types") or [FULL, LOCAL, LOCAL, FULL]
+    types = written.get("layer_types")
+    types = [FULL, LOCAL, LOCAL, FULL] if types is None else list(types)
     return {
         "hidden_activation": "gelu",
         "attention_dropout": 0.0,

@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
-from typing import Any, Literal, get_args
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from torch import Tensor
 
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, ModelConfig, Pooling
@@ -101,6 +103,9 @@ class Family:
         for name, (path, *_) in self._written().items():
             values[name] = self._ours(name, path, _get(written, path, _get(assumed, path, _ABSENT)))
         config = ModelConfig(**values | self.derived(written))
+        if config.vocab_size is None:
+            raise InputError("vocab_size is null")
+        assert config.position_rows >= 0, "it raises if there is a table of unknown size"
         if config.num_hidden_layers > MAX_LAYERS:
             raise InputError(f"num_hidden_layers={config.num_hidden_layers} is more than {MAX_LAYERS}")
         faults = self.unrepresented(config)
@@ -126,7 +131,10 @@ class Family:
         Raises:
             InputError: it is of a kind that we cannot compute.
         """
-        names = written.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+        number = whole_number(written, "num_labels", 2)
+        names = written.get("id2label") or {str(label): f"LABEL_{label}" for label in range(number)}
+        if not isinstance(names, dict):
+            raise InputError(f"id2label={names!r} must be a table of labels by their ids")
         labels = [names.get(str(number)) for number in range(len(names))]
         if None in labels:
             raise InputError(f"id2label has the ids {', '.join(names)}, not 0 to {len(names) - 1}")
@@ -135,12 +143,21 @@ class Family:
             or PROBLEM_TYPES["regression" if len(names) == 1 else "classification"]
         )
         types = {name: label_type for label_type, name in PROBLEM_TYPES.items()}
-        if problem not in types:
+        if str(problem) not in types:
             raise InputError(f"problem_type={problem} is not supported, only {', '.join(types)}")
         dropout = written.get("classifier_dropout")
         if dropout is None:
             dropout = written.get(self.dropout_path or "", 0.0)
+        _check_kind("classifier_dropout", dropout, float)
         return ClassifierConfig(tuple(map(str, labels)), types[problem], dropout)
+
+    def with_classes(self, tensors: dict[str, Tensor], order: list[int] | None) -> dict[str, Tensor]:
+        """Return the weights of a file with the classes of its last layer in this order; None: without it."""
+        last = {theirs for leaf in ("weight", "bias") for theirs in self.their_names(f"classifier.{leaf}")}
+        if order is None:
+            return {name: one for name, one in tensors.items() if name not in last}
+        there = [name for name in last & tensors.keys() if len(tensors[name]) == len(order)]
+        return tensors | {name: tensors[name][order] for name in there}
 
     def their_names(self, name: str) -> list[str]:
         """Return the names in the file of what our weight `name` is stacked from."""
@@ -173,6 +190,7 @@ class Family:
         """Return our value for what was found under a path of config.json."""
         if found is _ABSENT:
             raise InputError(f"{path} is missing")
+        _check_kind(path, found, _HINTS[name])
         if name not in self.values:
             return found
         ours = {theirs: value for value, theirs in self.values[name].items()}
@@ -187,6 +205,28 @@ class Family:
 
 
 _ABSENT = object()
+_HINTS = get_type_hints(ModelConfig)
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", NoneType: "null"}
+
+
+def _check_kind(path: str, found: Any, hint: Any) -> None:
+    """Check that a value of config.json is of the kind that our field has."""
+    types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = [kind if kind in _KINDS else str for kind in types]  # else one of some words
+    if type(found) not in kinds and not (type(found) is int and float in kinds):
+        raise InputError(f"{path}={found!r} must be {' or '.join(_KINDS[kind] for kind in kinds)}")
+
+
+def whole_number(written: Json, path: str, default: int) -> int:
+    """Return a number that counts or numbers something.
+
+    Raises:
+        InputError: it is none.
+    """
+    found = written.get(path, default)
+    if type(found) is not int or found < 0:
+        raise InputError(f"{path}={found!r} must be a whole number from 0 on")
+    return found
 
 
 def _get(tree: Any, path: str, default: Any) -> Any:
@@ -207,7 +247,9 @@ def _set(tree: Json, path: str, value: Any) -> None:
 def _difference(path: str, found: Any, expected: Any) -> list[str]:
     """Return in words where, first, something else than expected was found; null is as good as absent."""
     if isinstance(found, list) and isinstance(expected, list):
-        pairs = zip_longest(found, expected)
+        if len(found) != len(expected):
+            return [f"{path} of {len(found)} entries (only {len(expected)})"]
+        pairs = zip(found, expected, strict=True)
         places = (_difference(f"{path}[{index}]", *pair) for index, pair in enumerate(pairs))
         return next(filter(None, places), [])
     return [] if found in (None, expected) else [f"{path}={found} (only {expected})"]

@@ -10,16 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
-import re
 import shutil
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -30,12 +27,12 @@ from mlm.hub.families import FAMILIES, OWN, architecture_of, family_of, missing_
 from mlm.hub.family import TOKEN_IDS, Family, Json
 from mlm.hub.parity import CheckRows, check_written, random_row
 from mlm.hub.tokenizer_config import TOKENIZER_CONFIG, describe_tokenizer
+from mlm.hub.weights import WEIGHTS, check_numbers, listed, read_tensors
 from mlm.model import UNUSED_ID_BIAS, Encoder, MaskedLM, SequenceClassifier, init_weights
-from mlm.tokenizer import SpecialTokens
+from mlm.plan import count_parameters
+from mlm.tokenizer import SpecialTokens, num_ids
 
-CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
-INDEX = ".index.json"
-"""What the name of either ends with where the weights are in several files."""
+CONFIG = "config.json"
 POSITIONS = "encoder.embeddings.position.weight"
 log = logging.getLogger(__name__)
 
@@ -66,9 +63,9 @@ def load_masked_lm(folder: str | Path, needs_head: bool = False) -> MaskedLM:
     folder = model_folder(folder)
     model, missing = _masked_lm(folder)
     if missing and needs_head:
-        raise InputError(f"{folder} was not trained to fill masks: it has no {_listed(missing)}")
+        raise InputError(f"{folder} was not trained to fill masks: it has no {listed(missing)}")
     if missing:
-        log.warning("%s has no %s: initialised, to be trained before use", folder, _listed(missing))
+        log.warning("%s has no %s: initialised, to be trained before use", folder, listed(missing))
     return model
 
 
@@ -80,7 +77,8 @@ def load_encoder(folder: str | Path) -> Encoder:
 def _masked_lm(folder: Path) -> tuple[MaskedLM, list[str]]:
     """Return the model and the weights of its head that had to be drawn."""
     family, config, written = _read_config(folder)
-    tensors = _without_narrow_transform(config, _read_tensors(folder), _names_classifier(family, written))
+    tensors = _without_narrow_transform(config, read_tensors(folder), _names_classifier(family, written))
+    _check_size(config, tensors, folder)
     with torch.device("meta"):  # sizes only: no memory, no random numbers
         model = MaskedLM(config)
     missing = _fill(model, family, tensors, folder)
@@ -95,8 +93,8 @@ def load_classifier(
     Args:
         folder: as in `load_masked_lm`.
         new: the head to be trained. What the folder has of it is taken over: the pooler, or the transform of
-            ModernBERT's masked-LM head, and the last layer if it has the same labels; the rest is drawn from
-            torch's generator. None: the head that config.json names.
+            ModernBERT's masked-LM head, and the last layer if it has the same labels in any order; the rest
+            is drawn from torch's generator. None: the head that config.json names.
         pooling: what stands for a text in the new head; None: as config.json has it.
 
     Returns:
@@ -109,30 +107,41 @@ def load_classifier(
     family, config, written = _read_config(folder)
     is_classifier = _names_classifier(family, written)
     if new is None and not is_classifier:
-        found = ", ".join(written.get("architectures") or ["an encoder"])
+        found = ", ".join(map(str, written.get("architectures") or ["an encoder"]))
         raise InputError(f"{folder} holds no classifier but {found}; mlm finetune makes one of it")
     try:
         own = family.read_classifier(written) if is_classifier else None
-    except InputError as error:
+    except (ValueError, TypeError, AttributeError) as error:
         if new is None:
             raise InputError(f"{folder / CONFIG}: {error}") from None
         own = None
     head = new or own
     assert head, "one of the two is there"
-    config = replace(config, pooling=pooling or config.pooling)
-    tensors = _without_narrow_transform(config, _read_tensors(folder), not is_classifier)
-    if own is None or (head.labels, head.label_type) != (own.labels, own.label_type):
-        last = {f"classifier.{leaf}" for leaf in ("weight", "bias")}
-        replaced = {theirs for name in last for theirs in family.their_names(name)}
-        tensors = {name: one for name, one in tensors.items() if name not in replaced}
+    tensors = _without_narrow_transform(config, read_tensors(folder), not is_classifier)
+    if pooling not in (None, config.pooling):  # other layers: those of the folder mean something else
+        config = replace(config, pooling=pooling)
+        poolers = {theirs for part in ("dense", "norm") for theirs in family.their_names(f"pooler.{part}.x")}
+        poolers = {name.removesuffix("x") for name in poolers}
+        tensors = {name: one for name, one in tensors.items() if not name.startswith(tuple(poolers))}
+    order = own.order_of(head.labels) if own and own.label_type == head.label_type else None
+    tensors = family.with_classes(tensors, order)
+    if order is None:
+        _tell_nameless(folder, own, head)
+    _check_size(config, tensors, folder)
     with torch.device("meta"):
         model = SequenceClassifier(config, head)
     missing = _fill(model, family, tensors, folder)
     if missing and new is None:
-        log.warning("%s has no %s: initialised, to be trained before use", folder, _listed(missing))
+        log.warning("%s has no %s: initialised, to be trained before use", folder, listed(missing))
     elif missing:
-        log.info("new in the head: %s", _listed(missing))
+        log.info("new in the head: %s", listed(missing))
     return model.eval()
+
+
+def _tell_nameless(folder: Path, own: ClassifierConfig | None, head: ClassifierConfig) -> None:
+    """Warn where the classes of a model might be those wanted, but nothing says which is which."""
+    if own and len(own.labels) == len(head.labels) > 1 and own.labels[0] == "LABEL_0":
+        log.warning("%s does not name its classes; its last layer is left out: give it id2label", folder)
 
 
 def _without_narrow_transform(
@@ -145,7 +154,19 @@ def _without_narrow_transform(
 
 
 def _names_classifier(family: Family, written: Json) -> bool:
-    return family.classifier in (written.get("architectures") or [])
+    named = written.get("architectures")
+    return isinstance(named, list) and family.classifier in named
+
+
+def _check_size(config: ModelConfig, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Refuse a config.json that asks for far more than the weights hold, before anything is made of it."""
+    parts = count_parameters(config)
+    described, held = sum(parts.values()) - parts["head"], sum(tensor.numel() for tensor in tensors.values())
+    if described > 2 * held:  # if it is less, what is missing can be named
+        raise InputError(
+            f"{folder / CONFIG} describes an encoder of {described:,} parameters; the weights beside it are "
+            f"{held:,} numbers"
+        )
 
 
 def _fill(
@@ -159,6 +180,11 @@ def _fill(
             init_weights(part, model.config.initializer_range)
     model.load_state_dict(state, strict=False)
     return missing
+
+
+def read_shape(folder: str | Path) -> ModelConfig:
+    """Return the shape and switches of the encoder in a model folder, whose weights are not looked at."""
+    return _read_config(model_folder(folder))[1]
 
 
 def save_pretrained(
@@ -193,7 +219,7 @@ def save_pretrained(
     config = replace(model.config, max_position_embeddings=longest)
     classifier = model.classifier_config if isinstance(model, SequenceClassifier) else None
     family, special = family_of(config, classifier), SpecialTokens.from_tokenizer(tokenizer)
-    num_tokens, size = max(tokenizer.get_vocab().values()) + 1, model.encoder.embeddings.token.num_embeddings
+    num_tokens, size = num_ids(tokenizer), model.encoder.embeddings.token.num_embeddings
     if num_tokens > size:
         raise InputError(f"the tokenizer has {num_tokens} entries, more than the model's vocab_size={size}")
     if family.positions_follow_padding:
@@ -240,65 +266,25 @@ def _read_config(folder: Path) -> tuple[Family, ModelConfig, Json]:
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
         model_type = written.get("model_type") if isinstance(written, dict) else None
-        if model_type not in families:
+        if not isinstance(model_type, str) or model_type not in families:
             raise InputError(f"model_type={model_type} is not supported, only {', '.join(families)}")
+        if "quantization_config" in written:
+            raise InputError("quantization_config: quantized weights are not supported")
         return families[model_type], families[model_type].read_config(written), written
-    except (ValueError, TypeError) as error:  # not JSON, or a value of another kind
+    except RecursionError:
+        raise InputError(f"{path} is nested too deeply") from None
+    except (ValueError, TypeError, AttributeError, LookupError) as error:  # not JSON, or of another form
         raise InputError(f"{path}: {error}") from None
-
-
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read all weights of a folder: the first there is of one file, its parts, and both as pickles."""
-    names = [f"{name}{index}" for name in (WEIGHTS, PICKLED) for index in ("", INDEX)]
-    found = next((folder / name for name in names if (folder / name).exists()), None)
-    if found is None:
-        raise InputError(f"{folder} has neither {WEIGHTS} nor {PICKLED}, nor an {INDEX} of either")
-    return _read_parts(found) if found.name.endswith(INDEX) else _read_file(found)
-
-
-def _read_file(path: Path) -> dict[str, Tensor]:
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        tensors = dict(torch.load(path, "cpu", weights_only=True))
-        if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-            raise TypeError("not a table of tensors")
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist, but the index beside it names it") from None
-    except SafetensorError as error:
-        raise InputError(f"{path} is damaged or incomplete: {error}") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, ValueError):
-        reason = "damaged, or holds objects that could run code"
-        raise InputError(f"{path} was not opened: it is {reason}; use {WEIGHTS}") from None
-    return tensors
-
-
-def _read_parts(index: Path) -> dict[str, Tensor]:
-    """Read the files that an index names; none outside the folder, and each with just what it should hold."""
-    try:
-        files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        parts = sorted(set(files.values()))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{index} is not an index of weights: {error!r}") from None
-    suffix = Path(index.name.removesuffix(INDEX)).suffix
-    for part in parts:
-        if not isinstance(part, str) or re.fullmatch(rf"\w[\w.-]*{re.escape(suffix)}", part) is None:
-            raise InputError(f"{index} names {part!r}, which is no {suffix} file of its folder")
-    tensors: dict[str, Tensor] = {}
-    for part in parts:
-        found = _read_file(index.parent / part)
-        expected = {name for name, file in files.items() if file == part}
-        if odd := sorted(found.keys() ^ expected):
-            raise InputError(f"{index.parent / part} does not hold what {index.name} says: {_listed(odd)}")
-        tensors |= found
-    return tensors
 
 
 def _our_tensors(
     family: Family, model: MaskedLM | SequenceClassifier, written: dict[str, Tensor], folder: Path
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the weights of `model`, and the names of those of its head that are missing."""
-    tensors = {new: written[old] for old, new in family.current_names(written).items()}
+    names = family.current_names(written)
+    if twice := sorted(name for name, times in Counter(names.values()).items() if times > 1):
+        raise InputError(f"the weights in {folder} have two of {listed(twice)}, by an old name and a new one")
+    tensors = {new: written[old] for old, new in names.items()}
     if not model.config.tie_word_embeddings:  # where the two differ, the copy is the one in use
         copies = family.untied_copies.items()
         tensors |= {name: tensors.pop(copy) for name, copy in copies if copy in tensors}
@@ -312,12 +298,14 @@ def _our_tensors(
         (missing if name.startswith("encoder.") else of_head).extend(absent)
         shapes = {source: tuple(tensor.shape) for source, tensor in found.items() if tensor.shape != shape}
         misshapen += [f"{source} is {other}, by {CONFIG} {shape}" for source, other in shapes.items()]
+        for source, tensor in found.items():
+            check_numbers(source, tensor, folder)
         if len(found) == len(sources) and not shapes:
             state[name] = torch.cat(list(found.values()))
     unexpected = sorted(name for name in tensors if not family.is_needless(name))
     faults = {"missing": missing, "unexpected": unexpected, "wrong shape": misshapen}
     if any(faults.values()):
-        text = "; ".join(f"{fault}: {_listed(names)}" for fault, names in faults.items() if names)
+        text = "; ".join(f"{fault}: {listed(names)}" for fault, names in faults.items() if names)
         raise InputError(f"the weights in {folder} do not fit its {CONFIG}; {text}")
     return state, of_head
 
@@ -349,7 +337,7 @@ def _put_in_place(part: Path, folder: Path) -> None:
     if folder.exists():
         there = set(os.listdir(folder)) if folder.is_dir() else {folder.name}
         if others := sorted(there - set(os.listdir(part))):
-            raise InputError(f"{folder} is taken by something else ({_listed(others)}); give a new one")
+            raise InputError(f"{folder} is taken by something else ({listed(others)}); give a new one")
         folder.rename(old)
     part.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
@@ -357,7 +345,3 @@ def _put_in_place(part: Path, folder: Path) -> None:
 
 def _write_json(path: Path, content: Json) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _listed(names: Sequence[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,7 +1,7 @@
 """Bidirectional multi-head self-attention.
 
 - one fused projection for queries, keys and values
-- two ways to the same numbers: plain matrix products, faster on a CPU, and torch's fused kernel elsewhere
+- two ways to the same numbers: plain matrix products, for short rows on a CPU, and torch's fused kernel
 - what depends on the positions alone is computed once per forward pass, by the encoder, and handed in
 
 Vaswani et al. 2017 (arXiv:1706.03762), sec. 3.2.
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from mlm.config.model import ModelConfig
 from mlm.model.positions import Rotation, apply_rotary
+
+LONGEST_BY_MATMUL = 1024
+"""Longest row for plain products on a CPU; beyond it their B*H*S*S scores fill the memory."""
 
 
 class FusedLinear(nn.Linear):
@@ -63,7 +66,8 @@ class SelfAttention(nn.Module):
         query, key, value = fused.permute(2, 0, 3, 1, 4).contiguous().unbind(0)  # each (B, H, S, K)
         if rotation is not None:
             query, key = apply_rotary(query, rotation), apply_rotary(key, rotation)
-        attend = attend_by_matmul if hidden.device.type == "cpu" else attend_by_kernel
+        by_matmul = hidden.device.type == "cpu" and S <= LONGEST_BY_MATMUL
+        attend = attend_by_matmul if by_matmul else attend_by_kernel
         context = attend(query, key, value, bias, self.dropout if self.training else 0.0)
         return self.output(context.transpose(1, 2).reshape(B, S, D))
 

@@ -58,8 +58,8 @@ class Progress:
     """Seconds of training, over all resumes, validation included."""
     planned_steps: int | None = None
     """Length of the run in optimizer steps; None until a time-limited run has measured its throughput."""
-    mask_rate_from: int = 0
-    """Step from which on the mask rate moves: no batch of it was drawn before the length was known."""
+    mask_rate_steps: tuple[int, int] | None = None
+    """Between which steps the mask rate moves: from the first whose batch nobody drew before the plan."""
     planned_for: tuple[int | str | None, ...] = ()
     """The bounds that this length follows from."""
     first: dict[str, float] | None = None
@@ -206,9 +206,10 @@ class Budget(StepCallback):
         self._first = (done, elapsed_s)
         self.progress.planned_for = self.config.bounds
         if self.config.max_seconds is None:
-            self.progress.planned_steps, self.progress.mask_rate_from = math.ceil(self.allowed_steps), 0
+            self.progress.planned_steps = math.ceil(self.allowed_steps)
+            self.progress.mask_rate_steps = 0, self.progress.planned_steps
         elif self.progress.planned_steps is None and done >= PLANNING_STEPS.stop:
-            self._fix(done, elapsed_s / done, self.config.max_seconds * PLANNED_SHARE - elapsed_s)
+            self._fix(trainer, elapsed_s / done, self.config.max_seconds * PLANNED_SHARE - elapsed_s)
 
     def _excess_of_warmup(self, planned: int) -> str | None:
         """Tell what is wrong if the warm-up is longer than the run."""
@@ -223,15 +224,23 @@ class Budget(StepCallback):
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Plan once the throughput is known; stop where a bound is reached."""
         done = trainer.global_step
+        self.progress.elapsed_s = self._agreed(trainer, self.clock.now())
         if self.progress.planned_steps is None:
-            self._plan(done)
-        self.clock.now()
+            self._plan(trainer)
         self.reason = bound_reached(self.config, self.progress, done)
         trainer.should_stop = trainer.should_stop or self.reason is not None
 
-    def _plan(self, done: int) -> None:
+    def _agreed(self, trainer: pl.Trainer, number: float) -> float:
+        """Return the largest of the ranks' numbers: with a time limit they must plan and stop alike."""
+        if trainer.world_size == 1 or self.config.max_seconds is None:
+            return number
+        wide = torch.float32 if trainer.strategy.root_device.type == "mps" else torch.float64
+        tensor = torch.tensor(number, dtype=wide, device=trainer.strategy.root_device)
+        return trainer.strategy.reduce(tensor, reduce_op="max").item()
+
+    def _plan(self, trainer: pl.Trainer) -> None:
         """Fix the number of steps from the steps of an early window; it is stored and never changes again."""
-        limit = self.config.max_seconds
+        done, limit = trainer.global_step, self.config.max_seconds
         assert limit is not None, "a run without a time limit is planned at its start"
         if done <= PLANNING_STEPS.start:
             self._first = (done, self.progress.elapsed_s)
@@ -241,12 +250,16 @@ class Budget(StepCallback):
         if done >= PLANNING_STEPS.stop and window_s >= PLANNING_TIME * limit:
             step_s = window_s / (done - first_step) + self.progress.validation_s / self.config.val_every
             left_s = limit * PLANNED_SHARE - self.progress.elapsed_s - self.progress.validation_s
-            self._fix(done, step_s, left_s)
-            self.progress.mask_rate_from = done + self.drawn_ahead
+            self.progress.mask_rate_steps = None
+            self._fix(trainer, step_s, left_s)
 
-    def _fix(self, done: int, step_s: float, left_s: float) -> None:
-        planned = max(int(min(done + left_s / step_s, self.allowed_steps)), done + 1)
+    def _fix(self, trainer: pl.Trainer, step_s: float, left_s: float) -> None:
+        done = trainer.global_step
+        affordable = self._agreed(trainer, done + left_s / step_s)
+        planned = max(int(min(affordable, self.allowed_steps)), done + 1)
         self.progress.planned_steps = planned
+        first, _ = self.progress.mask_rate_steps or (done + self.drawn_ahead, planned)
+        self.progress.mask_rate_steps = first, planned
         log.info("%s allows %s steps", self.config.max_time, f"{planned:,}")
         if excess := self._excess_of_warmup(planned):
             log.warning("%s", excess)

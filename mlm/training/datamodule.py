@@ -66,15 +66,15 @@ class PretrainDataModule(pl.LightningDataModule):
         """Return the mask rate of the n-th step after `done` ones.
 
         Loader processes ask ahead of training, so the length of a run comes from its bounds where it can. A
-        run with a time limit learns its length on the way: until `Progress.mask_rate_from` nothing moves.
+        run with a time limit learns its length on the way: until `Progress.mask_rate_steps` nothing moves.
         """
-        masking, trainer, progress = self.config.masking, self.config.trainer, self.progress
+        masking, trainer = self.config.masking, self.config.trainer
         if trainer.max_time is not None:
             return lambda step: mask_rate_at(
-                masking, done + step, progress.planned_steps, progress.mask_rate_from
+                masking, done + step, *(self.progress.mask_rate_steps or (0, None))
             )
         total = planned_steps(trainer, self.corpus.train.tokens_per_row * trainer.global_batch_size)
-        return lambda step: mask_rate_at(masking, done + step, total)
+        return lambda step: mask_rate_at(masking, done + step, 0, total)
 
     def val_dataloader(self) -> DataLoader[MaskedBatch]:
         """Return the held-out rows of this rank, with frozen masks at a rate that no schedule moves."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from mlm.config.errors import InputError
 from mlm.config.finetune import FinetuneConfig
 from mlm.data.examples import EncodedExamples
-from mlm.data.labelled import LabelledTask
+from mlm.data.labelled import Examples, LabelledTask
 from mlm.evaluation.metrics import task_metrics
 from mlm.evaluation.predict import predict_logits
 from mlm.model.loss import mean_loss
@@ -27,6 +27,10 @@ from mlm.training.callbacks import Progress, StepCallback
 from mlm.training.reporting import end_tracking
 
 log = logging.getLogger(__name__)
+
+
+class Diverged(InputError):
+    """The loss is no number any more."""
 
 
 class Stopwatch(StepCallback):
@@ -66,6 +70,22 @@ class Epoch:
         return next(iter(self.metrics.values()))
 
 
+def scores_of(
+    task: LabelledTask, examples: Examples, logits: npt.NDArray[np.float64], suffix: str = ""
+) -> dict[str, float]:
+    """Return the scores that the task asks for, the one that ranks epochs first.
+
+    Args:
+        task: says which.
+        examples: (N) with labels.
+        logits: (N, C).
+        suffix: what to add to the names.
+    """
+    assert examples.labels is not None, "what is scored has labels"
+    scores = task_metrics(task.label_type, examples.labels, logits)
+    return {f"{name}{suffix}": scores[name] for name in task.metrics or scores}
+
+
 @dataclass
 class EpochValidation(StepCallback):
     """Scores the whole validation set after every epoch, and holds on to the epoch to keep."""
@@ -90,7 +110,7 @@ class EpochValidation(StepCallback):
         epoch = self._score(number, trainer, module)
         if not (math.isfinite(train_loss) and math.isfinite(epoch.loss)):
             rate = self.config.optimizer.lr
-            raise InputError(f"the loss is not finite in epoch {number}: optimizer.lr={rate} is too high")
+            raise Diverged(f"the loss is not finite in epoch {number}: optimizer.lr={rate} is too high")
         self._keep(epoch, module)
         seconds = time.monotonic() - start
         self.progress.validation_s += seconds
@@ -110,7 +130,7 @@ class EpochValidation(StepCallback):
             logits = predict_logits(module.model, self.examples, 2 * self.config.trainer.batch_size)
         module.train()
         loss = mean_loss(torch.from_numpy(logits), self.examples.label_tensor()).item()
-        metrics = task_metrics(self.task.label_type, self.examples.label_tensor().numpy(), logits)
+        metrics = scores_of(self.task, self.task.validation, logits)
         return Epoch(number, metrics, loss, logits)
 
     def _keep(self, epoch: Epoch, module: Any) -> None:
@@ -124,7 +144,7 @@ class EpochValidation(StepCallback):
 
 
 class EpochTable(StepCallback):
-    """Writes a row an epoch to metrics.csv and to the trackers."""
+    """Writes a row an epoch to metrics.csv and to the trackers; whoever trains ends the tracked run."""
 
     def __init__(self, path: Path, history: list[dict[str, Any]]):
         self.path, self.history = path, history
@@ -145,10 +165,6 @@ class EpochTable(StepCallback):
         for logger in trainer.loggers:
             logger.log_metrics({name: row[name] for name in row if name != "step"}, step=row["step"])
 
-    def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
-        """End the tracked run."""
-        end_tracking(trainer)
-
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
-        """End the tracked run of a failure too."""
+        """End the tracked run of a failure."""
         end_tracking(trainer)

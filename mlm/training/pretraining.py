@@ -37,7 +37,7 @@ from mlm.model.vocabulary import extend_vocabulary
 from mlm.optim.optimizer import build_optimizer, set_learning_rate, skip_step_if
 from mlm.optim.schedule import learning_rate_factor
 from mlm.plan import total_parameters
-from mlm.tokenizer import added_pieces, load_tokenizer, tokenizer_digest
+from mlm.tokenizer import added_pieces, load_tokenizer, num_ids, tokenizer_digest
 from mlm.training.branch import branch_checkpoint, settle_branch, start_branch
 from mlm.training.callbacks import (
     Budget,
@@ -145,8 +145,10 @@ class PretrainModule(pl.LightningModule):
     def on_train_start(self) -> None:
         """Let the configuration decide rates and decay, not the checkpoint that was just restored."""
         if self.first_optimizer_state:
-            states = {"optimizer_states": [self.first_optimizer_state]}
-            self.trainer.strategy.load_optimizer_state_dict(states)
+            # As the strategy does it with a checkpoint: divided among the devices, if the weights are.
+            self.trainer.strategy.load_optimizer_state_dict(
+                {"optimizer_states": [self.first_optimizer_state]}
+            )
         for group, constants in zip(self.trainer.optimizers[0].param_groups, self._constants, strict=True):
             group.update({name: value for name, value in constants.items() if name != "params"})
 
@@ -221,7 +223,7 @@ def prepare(config: PretrainConfig) -> tuple[Corpus, MaskedLM]:
         torch.manual_seed(config.seed)  # for what the folder has not: a head, new tokens
         model = load_masked_lm(start)
         known, tokenizer = (load_tokenizer(start, words) for words in (None, config.tokenizer.add_tokens))
-        size = tokenizer.get_vocab_size()
+        size = num_ids(tokenizer)
         if pieces := added_pieces(known, tokenizer):
             log.info("%d words of %s are new tokens", len(pieces), config.tokenizer.add_tokens)
             model = extend_vocabulary(model, pieces)
@@ -230,7 +232,7 @@ def prepare(config: PretrainConfig) -> tuple[Corpus, MaskedLM]:
         corpus = prepare_corpus(config.data, replace(config.tokenizer, path=str(start)))
     else:
         corpus = prepare_corpus(config.data, config.tokenizer)
-        size = corpus.tokenizer.get_vocab_size()
+        size = num_ids(corpus.tokenizer)
         resolved = config.model.resolve(size, config.data.seq_len)
         check_memory(resolved)
         torch.manual_seed(config.seed)

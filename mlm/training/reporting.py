@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import netrc
 import os
 import secrets
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from urllib.parse import urlsplit
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import Logger
 from tqdm import tqdm
 
 from mlm.config.errors import InputError
@@ -24,6 +27,7 @@ from mlm.config.launch import is_first_process
 from mlm.config.parse import to_plain
 from mlm.config.training import LoggingConfig
 from mlm.training.callbacks import Progress, StepCallback
+from mlm.training.tracked import tracked_step
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +66,8 @@ class MetricsTable(StepCallback):
 
     def __init__(self, path: Path, progress: Progress):
         self.path, self.progress = path, progress
-        self._tracked_path = path.parent / "wandb" / "tracked-step.txt"
+        self._tracked = -1
+        """The newest step in the tracked run."""
         self._rows: list[dict[str, Any]] = []
         self._tokens = 0
 
@@ -78,6 +83,9 @@ class MetricsTable(StepCallback):
                 writer.writeheader()
                 writer.writerows(kept if trainer.global_step else [])
             partial.replace(self.path)
+            if trainer.loggers:
+                self._tracked = tracked_step(self.path.parent)
+                self._track(trainer.loggers, kept)  # what a killed tracker did not write
             if not trainer.global_step:
                 self._add(trainer, module)
 
@@ -118,16 +126,13 @@ class MetricsTable(StepCallback):
             self._track(trainer.loggers, rows)
 
     def _track(self, loggers: list[Any], rows: list[dict[str, Any]]) -> None:
-        tracked = int(self._tracked_path.read_text()) if self._tracked_path.exists() else -1
         for row in rows:
-            if (step := row.pop("step")) > tracked:
-                shown = {**row, "trainer/global_step": step, "hours": row["elapsed_s"] / 3600}
+            if row["step"] > self._tracked:
+                self._tracked = row["step"]
+                shown = {name: value for name, value in row.items() if name != "step"}
+                shown |= {"trainer/global_step": row["step"], "hours": row["elapsed_s"] / 3600}
                 for logger in loggers:
-                    logger.experiment.log(shown, step=step, commit=True)
-                tracked = step
-        partial = self._tracked_path.with_suffix(".tmp")
-        partial.write_text(f"{tracked}\n")
-        partial.replace(self._tracked_path)
+                    logger.experiment.log(shown, step=row["step"], commit=True)
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         """Write what was noted, and end the tracked run: after an error nobody else does."""
@@ -257,7 +262,11 @@ def _in_netrc(host: str | None) -> bool:
 
 
 def build_tracker(
-    config: RunConfig, tracking: LoggingConfig, folder: Path, facts: dict[str, Any] | None = None
+    config: RunConfig,
+    tracking: LoggingConfig,
+    folder: Path,
+    facts: dict[str, Any] | None = None,
+    group: str | None = None,
 ) -> Any:
     """Return a Weights & Biases logger, or False when this process does not track.
 
@@ -268,6 +277,7 @@ def build_tracker(
         tracking: resolved by `resolve_tracking`.
         folder: the run folder.
         facts: what else is stored with the run, in plain values.
+        group: what the tracker shows the run under.
     """
     if tracking.wandb == "disabled" or not is_first_process():
         return False
@@ -283,7 +293,8 @@ def build_tracker(
     arguments: dict[str, Any] = {
         "dir": folder,
         "id": kept.read_text().strip(),
-        "name": config.name,
+        "name": run_title(folder),
+        "group": group,
         "project": tracking.project,
         "config": {**to_plain(config), **(facts or {})},
         "settings": wandb.Settings(
@@ -302,3 +313,40 @@ def build_tracker(
         run.define_metric(axis)
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(experiment=run)
+
+
+def run_title(folder: Path) -> str:
+    """Return the name of a run; a part of a suite or a grid also has the names of what it is a part of."""
+    parts, number = folder.parts, 1
+    number += bool(re.fullmatch(r"point-\d+", parts[-1]))
+    number += 2 * bool(re.fullmatch(r"seed-\d+", parts[-number]))
+    return "/".join(parts[-number:])
+
+
+def pretraining_run(model: str) -> str:
+    """Return the name of the run that pretrained a model, of the model itself where no run is known."""
+    run = Path(model).parent
+    try:
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Path(model).name
+    earlier = summary.get("init") if "task" in summary else None
+    return pretraining_run(earlier) if earlier else run.name
+
+
+def track_table(
+    loggers: Sequence[Logger], name: str, columns: Sequence[str | int], rows: list[list[Any]]
+) -> None:
+    """Give a table to the tracked run, if there is one."""
+    for logger in loggers:
+        import wandb
+
+        logger.experiment.log({name: wandb.Table(columns=list(columns), data=rows)})  # type: ignore[attr-defined]
+
+
+def track_picture(loggers: Sequence[Logger], name: str, path: Path) -> None:
+    """Give a picture to the tracked run, if there is one."""
+    for logger in loggers:
+        import wandb
+
+        logger.experiment.log({name: wandb.Image(str(path))})  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ from mlm.config.launch import is_first_process
 from mlm.config.parse import save_config
 
 METRICS = "metrics.csv"
-"""Written from the first step on: a folder that has it is never removed."""
+"""Written from the first step on: a folder with one in it is never removed."""
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def run_folder(config: RunConfig) -> Iterator[Path]:
                 keep_config(config, folder)
             yield folder
     except Exception:
-        if not config.resume and not (folder / METRICS).exists():
+        if not config.resume and not any(folder.rglob(METRICS)):
             shutil.rmtree(folder)
             if is_new_place:
                 with suppress(OSError):  # somebody else put something there

@@ -79,7 +79,8 @@ def test_resume_is_refused_in_one_line(capsys, words):
     Path("runs/unfinished/config.yaml").write_text("head:\n  pooling: cls\n")
     Path("runs/unfinished/summary.json").unlink()
     assert refusal(capsys, *words) == (
-        "finetune.py: error: --resume: this command cannot go on with a stopped run; start a new one\n"
+        "finetune.py: error: --resume is not offered here: several tasks or seeds go on when they are "
+        "started again with their --name; one run cannot\n"
     )
 
 

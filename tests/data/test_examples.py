@@ -163,3 +163,11 @@ def test_sampler_yields_epoch_after_epoch():
         expected = batches_by_length(LENGTHS[:100], 32, 5, epoch)
         found = batches[4 * epoch : 4 * epoch + 4]
         assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+
+
+def test_long_texts_come_few_at_a_time():
+    lengths = np.array([8192] * 6 + [10] * 200)
+    batches = batches_in_order(lengths, 64)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(206))
+    assert max(len(rows) * lengths[rows].max() for rows in batches) <= 2**15
+    assert len(batches_in_order(np.array([10**6] * 3), 64)) == 3

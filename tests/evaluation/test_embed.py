@@ -83,3 +83,17 @@ def test_mistakes_are_named(config, tmp_path):
         replace(config, output=str(tmp_path / "vectors.txt")).check_files()
     with pytest.raises(InputError, match="is no file"):
         replace(config, input=str(tmp_path / "none.txt")).check_files()
+
+
+def test_a_sentence_model_reads_as_far_as_it_was_trained(config, model_folder, sentences):
+    (model_folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8}))
+    short = embedded(config)
+    assert np.array_equal(short, embedded(replace(config, max_length=8)))
+    (model_folder / "sentence_bert_config.json").unlink()
+    assert not np.array_equal(short, embedded(config))
+
+
+def test_a_folder_is_no_output(config, tmp_path):
+    (tmp_path / "there.npy").mkdir()
+    with pytest.raises(InputError, match="is a folder; name a file"):
+        replace(config, output=str(tmp_path / "there.npy")).check_files()

@@ -3,7 +3,8 @@ from transformers import pipeline
 
 from mlm.__main__ import main
 from mlm.config.errors import InputError
-from mlm.evaluation.fill_mask import fill_masks
+from mlm.config.experiment import FillMaskConfig
+from mlm.evaluation.fill_mask import fill_mask, fill_masks
 from mlm.hub.pretrained import load_pretrained
 from mlm.tokenizer import load_tokenizer
 
@@ -37,3 +38,21 @@ def test_a_folder_without_a_model_is_refused(tmp_path, capsys):
         main(["fill-mask", "--model", str(tmp_path), "the [MASK]"])
     assert stop.value.code == 2
     assert "config.json" in capsys.readouterr().err
+
+
+def test_a_tokenizer_larger_than_the_model_is_told_with_both_sizes(model_folder):
+    path = model_folder / "tokenizer.json"
+    tokenizer = load_tokenizer(path)
+    tokenizer.add_tokens([f"word{number}" for number in range(100)])
+    tokenizer.save(str(path))
+    with pytest.raises(
+        InputError, match=r"vocab_size=128 is smaller than the tokenizer, which has 220 entries"
+    ):
+        fill_mask(FillMaskConfig(str(model_folder), ["word99 [MASK]"]))
+
+
+def test_ids_without_a_token_are_no_candidates(model_folder, capsys):
+    fill_mask(FillMaskConfig(str(model_folder), ["a [MASK]"], top_k=1000))
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert len(lines) == 120
+    assert not any(line.endswith("None") for line in lines)

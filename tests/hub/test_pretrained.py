@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from mlm.config.errors import InputError
-from mlm.config.model import ModelConfig
-from mlm.hub import load_pretrained, save_pretrained
+from mlm.config.model import ClassifierConfig, ModelConfig
+from mlm.hub import load_classifier, load_pretrained, save_pretrained
 from mlm.model import MaskedLM
 from mlm.tokenizer import SpecialTokens
 
@@ -199,7 +199,7 @@ def test_absurd_sizes_are_refused_before_anything_is_built(folder):
     written = json.loads(path.read_text())
     for name, message in (
         ("num_hidden_layers", "num_hidden_layers=1000000000 is more"),
-        ("vocab_size", "wrong shape"),
+        ("vocab_size", "describes an encoder of"),
     ):
         path.write_text(json.dumps({**written, "layer_types": None, name: 10**9}))
         with pytest.raises(InputError, match=message):
@@ -363,3 +363,18 @@ def test_tokenizer_of_roberta_keeps_its_settings(tmp_path):
     again = load_pretrained(folder)
     assert again.config == config
     assert RobertaForMaskedLM.from_pretrained(folder).config.pad_token_id == 1
+
+
+def test_classes_of_a_classifier_are_taken_over_by_name(model, tokenizer, tmp_path, caplog):
+    """A checkpoint whose ids stand for the same classes in another order gives the same chances by name."""
+    theirs = ClassifierConfig(("contradiction", "entailment", "NEUTRAL"))
+    folder = save_pretrained(tmp_path / "base", model, tokenizer, 16, "")
+    trained = load_classifier(folder, theirs)
+    folder = save_pretrained(tmp_path / "theirs", trained, tokenizer, 16, "")
+    ours = load_classifier(folder, ClassifierConfig(("entailment", "neutral", "contradiction")))
+    ids = torch.arange(12)[None]
+    assert torch.equal(ours(ids), trained.eval()(ids)[:, [1, 2, 0]])
+    nameless = ClassifierConfig(("LABEL_0", "LABEL_1", "LABEL_2"))
+    folder = save_pretrained(tmp_path / "nameless", load_classifier(folder, nameless), tokenizer, 16, "")
+    load_classifier(folder, theirs)
+    assert "does not name its classes; its last layer is left out" in caplog.text

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mlm.config.model import ModelConfig
-from mlm.model import MaskedLM, fused_blocks
+from mlm.model import MaskedLM, attention, fused_blocks
 from mlm.model.attention import SelfAttention, attend_by_kernel, attend_by_matmul
 from mlm.model.positions import distance_bias, document_bias
 
@@ -97,3 +97,13 @@ def test_fused_weights_are_named_and_stay_so():
     assert all(parameters[name].shape[0] % blocks == 0 for name, blocks in expected.items())
     classic = MaskedLM(ModelConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, activation="gelu"))
     assert set(fused_blocks(classic).values()) == {3}
+
+
+def test_long_rows_on_a_cpu_take_the_kernel_and_give_the_same(monkeypatch):
+    config = ModelConfig(hidden_size=16, num_attention_heads=2)
+    layer = SelfAttention(config).eval()
+    hidden = torch.randn(1, 40, 16, generator=torch.Generator().manual_seed(0))
+    short = layer(hidden)
+    monkeypatch.setattr(attention, "LONGEST_BY_MATMUL", 39)
+    monkeypatch.setattr(attention, "attend_by_matmul", None)
+    torch.testing.assert_close(layer(hidden), short, atol=1e-6, rtol=1e-5)

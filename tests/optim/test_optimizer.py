@@ -5,7 +5,14 @@ import torch
 from torch import nn
 
 from mlm.config.training import OptimizerConfig
-from mlm.optim.optimizer import Muon, build_optimizer, newton_schulz, param_groups, set_learning_rate
+from mlm.optim.optimizer import (
+    Muon,
+    build_optimizer,
+    newton_schulz,
+    param_groups,
+    set_learning_rate,
+    skip_step_if,
+)
 
 
 class Net(nn.Module):
@@ -112,3 +119,34 @@ def test_muon_lr_is_its_own_when_given():
     optimizer = build_optimizer(Net(), OptimizerConfig(name="muon", lr=1e-3, muon_lr=2e-2))
     set_learning_rate(optimizer, 0.5)
     assert sorted({group["lr"] for group in optimizer.param_groups}) == pytest.approx([5e-4, 1e-2])
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_skipped_step_leaves_no_trace(name):
+    """Whether it is the first or a later one; a twin that never had it ends with the same bits."""
+    runs = []
+    for bad_steps in ((), (0, 2)):
+        model = Net()
+        optimizer = build_optimizer(
+            model, OptimizerConfig(name=name, lr=1e-2, weight_decay=0.1), {"fused": 3}
+        )
+        set_learning_rate(optimizer, 1.0)
+        for step in range(3):
+            if step in bad_steps:
+                for parameter in model.parameters():
+                    parameter.grad = torch.full_like(parameter, float("nan"))
+                skip_step_if(optimizer, torch.tensor(True))
+                optimizer.step()
+            skip_step_if(optimizer, torch.tensor(False))
+            train(model, optimizer, steps=1)
+        state = [tensor for entry in optimizer.state.values() for tensor in entry.values()]
+        runs.append([*model.parameters(), *state])
+    assert len(runs[0]) == len(runs[1])
+    assert all(map(torch.equal, *runs))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_scaled_gradients_are_unscaled_before_they_are_clipped(name):
+    """Half precision: Lightning leaves that to optimizers that say they do it, as a fused AdamW does."""
+    optimizer = build_optimizer(Net(), OptimizerConfig(name=name))
+    assert not getattr(optimizer, "_step_supports_amp_scaling", False)

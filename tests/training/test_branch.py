@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from launching import run_ranks
 from run_files import assert_equal_weights, column, folder_of, weights
 
 from mlm.config.errors import InputError
@@ -149,3 +150,14 @@ def test_what_is_no_run_and_no_checkpoint_is_refused(stable, capsys, tmp_path):
     torch.save({"x": 1}, junk)
     with pytest.raises(InputError, match=r"junk.ckpt is no whole checkpoint of ours: it has no state_dict"):
         pretrain(branch_off(config, start="stable/checkpoints/junk.ckpt"))
+
+
+@pytest.mark.slow
+def test_a_branch_on_several_processes(stable):
+    config = stable(trainer={"save_every": 4})
+    branch = branch_off(config, "--schedule.name", "constant", "--schedule.warmup_steps", "0")
+    run_ranks(replace(branch, trainer=replace(branch.trainer, devices=2)), timeout=120)
+    longer = replace(config, resume=True, trainer=replace(config.trainer, max_steps=16))
+    pretrain(longer)
+    assert column(branch, "train/loss") == pytest.approx(column(longer, "train/loss")[8:], abs=1e-5)
+    assert_equal_weights(weights(branch), weights(longer), atol=1e-5, rtol=1e-3)

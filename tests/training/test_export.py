@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
-from mlm.config.data import SourceConfig
+from mlm.config.data import MaskingConfig, SourceConfig
 from mlm.training.pretraining import pretrain
 
 BY_HEART = {
@@ -91,3 +91,19 @@ def test_an_adapted_model_keeps_its_longest_row_and_says_how_it_was_checked(tiny
     card = (folder / "README.md").read_text()
     assert "rows of real text: largest difference of a logit" in card
     assert "by ModernBertForMaskedLM of transformers" in card
+
+
+def test_a_tokenizer_that_left_ids_out_is_trained_on(tiny, tmp_path):
+    """Some published vocabularies have gaps: sizes follow the highest id, and no mask shows an id of none."""
+    first = tiny(name="first")
+    pretrain(first)
+    start = folder_of(first) / "model"
+    written = json.loads((start / "tokenizer.json").read_text())
+    moved = max(written["model"]["vocab"].items(), key=lambda entry: entry[1])[0]
+    written["model"]["vocab"][moved] = 125
+    (start / "tokenizer.json").write_text(json.dumps(written))
+    second = replace(tiny(name="second"), init=str(start), masking=MaskingConfig(random_token_fraction=0.2))
+    assert pretrain(second) == 0
+    fitting = AutoModelForMaskedLM.from_pretrained(folder_of(second) / "model")
+    assert fitting.get_output_embeddings().bias[125] > -1
+    assert fitting.get_output_embeddings().bias[126] < -1000

@@ -169,7 +169,7 @@ def test_weights_are_those_of_a_plain_loop_over_the_stock_class(
     files = {"label_type": label_type, "label_column": "stars" if label_type == "regression" else "label"}
     config = tiny(model=encoder(**switches), files=files, head={"dropout": 0.0})
     task = read_task(config.data)
-    start = build_model(config, task)
+    start = build_model(config, task, tokenizer)
     save_pretrained(tmp_path / "start", start, tokenizer, 64, "")
     finetune(config)
 
@@ -307,6 +307,16 @@ def test_one_class_predicted_is_a_warning(tiny, caplog):
     assert sorted(counts.values()) == [0, 32]
     assert f"only one class is predicted: {max(counts, key=counts.get)}" in caplog.text
     assert summary_of(config)["metrics"]["matthews_correlation"] == 0.0
+    assert summary_of(config)["failed"] == "only one class is predicted"
+
+
+def test_validation_examples_of_one_class_score_0_and_are_told(tiny, tmp_path, caplog):
+    path = write(tmp_path / "all-no.csv", [["text", "label"], *[["the boat waits", "no"]] * 5])
+    config = tiny(files={"validation": path}, trainer={"max_epochs": 1})
+    finetune(config)
+    assert summary_of(config)["metrics"]["matthews_correlation"] == 0.0
+    assert "all validation examples are of one class, no: correlations are 0" in caplog.text
+    assert summary_of(config)["failed"] is None
 
 
 def test_loss_that_is_not_finite_ends_the_run(tiny):

@@ -229,7 +229,7 @@ def test_a_time_limit_fixes_the_steps_once_and_the_schedule_follows_them(tiny):
     factors = [learning_rate_factor(config.schedule, step, planned) for step in range(planned)]
     last = slice(summary["steps"] - 3, summary["steps"])
     assert column(config, "optim/lr")[last] == pytest.approx([5e-3 * factor for factor in factors[last]])
-    facts = progress["planned_steps"], progress["mask_rate_from"]
+    facts = progress["mask_rate_steps"] or (0, None)
     assert column(config, "masking/rate") == pytest.approx(
         [mask_rate_at(masking, step, *facts) for step in range(summary["steps"])], abs=0.05
     )

@@ -8,20 +8,20 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
 import traceback
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from launching import run_ranks
 from run_files import assert_equal_weights, column, folder_of, metrics, weights
 
-from mlm.config.parse import save_config
+from mlm.config.data import MaskingConfig
 from mlm.config.training import ScheduleConfig
+from mlm.masking import mask_rate_at
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.pretraining import prepare, pretrain, train
 from mlm.training.run_folder import run_folder
@@ -177,19 +177,13 @@ def test_half_a_row_of_the_table_is_left_out(tiny):
 
 
 def test_with_a_time_limit(tiny):
-    """The plan is made once; at a constant rate the run is the one of as many steps without a limit."""
-    constant = ScheduleConfig("constant", warmup_steps=0)
-    limited = {"max_steps": None, "max_time": "3s", "save_every": 1000, "val_every": 1000}
-    config = tiny(trainer=limited, schedule=constant, model=DROPOUT)
-    stop = at_pass(20, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert train_with(config, stop) == 128 + signal.SIGTERM
-    before = find_checkpoint(folder_of(config) / "checkpoints").content["progress"]
-    assert pretrain(replace(config, resume=True)) == 0
-    end = find_checkpoint(folder_of(config) / "checkpoints")
-    assert before["planned_steps"] in (None, end.content["progress"]["planned_steps"])
-    bounded = {"max_steps": end.step, "save_every": 1000, "val_every": 1000}
-    whole = tiny(name="whole", trainer=bounded, schedule=constant, model=DROPOUT)
+    """One that is not reached, so that the clock decides nothing."""
+    trainer = {"max_steps": 30, "max_time": "1h", "val_every": 12}
+    whole, config = (tiny(name=name, trainer=trainer, model=DROPOUT) for name in ("whole", "run"))
     pretrain(whole)
+    stop = at_pass(17, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert train_with(config, stop) == 128 + signal.SIGTERM
+    assert pretrain(replace(config, resume=True)) == 0
     assert_same_run(config, whole)
 
 
@@ -203,18 +197,36 @@ def test_another_micro_batch_goes_on_with_the_next_global_batch(tiny):
     assert_equal_weights(weights(config), weights(whole), atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("unit", ["max_tokens", "max_time"])
-def test_a_run_with_another_bound_than_steps_can_be_made_longer(tiny, unit):
-    first, second = {"max_tokens": (1000, 2000), "max_time": ("1s", "2s")}[unit]
-    config = tiny(trainer={"max_steps": None, unit: first}, schedule=ScheduleConfig("constant"))
+@pytest.mark.parametrize(
+    ("first", "longer"),
+    [
+        ({"max_tokens": 1000}, lambda steps: {"max_tokens": 2000}),
+        ({"max_time": "1s"}, lambda steps: {"max_steps": steps + 3, "max_time": "1h"}),
+    ],
+    ids=["tokens", "time"],
+)
+def test_a_run_with_another_bound_than_steps_can_be_made_longer(tiny, first, longer):
+    masking = MaskingConfig(mask_rate=0.5, final_mask_rate=0.1)
+    config = tiny(
+        trainer={"max_steps": None, **first},
+        model={"num_hidden_layers": 1},
+        schedule=ScheduleConfig("constant"),
+        masking=masking,
+    )
     pretrain(config)
     steps = json.loads((folder_of(config) / "summary.json").read_text())["steps"]
     assert pretrain(replace(config, resume=True)) == 0  # the same bound: nothing to do
     assert json.loads((folder_of(config) / "summary.json").read_text())["steps"] == steps
-    pretrain(replace(config, resume=True, trainer=replace(config.trainer, **{unit: second})))
+    bounds = longer(steps)
+    pretrain(replace(config, resume=True, trainer=replace(config.trainer, **bounds)))
     summary = json.loads((folder_of(config) / "summary.json").read_text())
     assert summary["steps"] > steps
-    assert summary["stopped_by"] == f"trainer.{unit}={second}"
+    name, value = next(iter(bounds.items()))
+    assert summary["stopped_by"] == f"trainer.{name}={value}"
+    assert min(column(config, "optim/lr")[steps:]) > 0
+    if name == "max_tokens":  # the mask rate goes on with the line of the new length
+        line = [mask_rate_at(masking, step, 0, summary["steps"]) for step in range(steps, summary["steps"])]
+        assert column(config, "masking/rate")[steps:] == pytest.approx(line, abs=0.06)
 
 
 @pytest.mark.parametrize("max_steps", [8, 5])
@@ -238,21 +250,28 @@ def test_a_longer_run_goes_on_with_the_schedule_of_its_new_length(tiny):
 
 
 @pytest.mark.slow
-def test_another_number_of_processes_goes_on_with_the_next_global_batch(tiny, tmp_path):
+def test_another_number_of_processes_goes_on_with_the_next_global_batch(tiny):
     """Two processes for the first half, one for the second."""
     constant = {"schedule": ScheduleConfig("constant")}
     whole, config = (tiny(name=name, trainer={"max_steps": 8}, **constant) for name in ("whole", "run"))
     pretrain(whole)
     half = replace(config, trainer=replace(config.trainer, max_steps=4, devices=2))
-    save_config(half, tmp_path / "half.yaml")
-    script = Path(__file__).parents[2] / "train.py"
-    words = [sys.executable, str(script), "--config", str(tmp_path / "half.yaml")]
-    subprocess.run(words, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=170)
+    run_ranks(half, timeout=120)
     pretrain(replace(config, resume=True))
     for name in ("step", "tokens"):
         assert column(config, name) == column(whole, name)
     assert column(config, "train/loss") == pytest.approx(column(whole, "train/loss"), abs=1e-5)
     assert_equal_weights(weights(config), weights(whole), atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_processes_with_a_time_limit_plan_and_stop_together(tiny):
+    """Each has a clock of its own; one that stopped a step later would wait for ever."""
+    limited = {"max_steps": None, "max_time": "2s", "val_every": 1000, "save_every": 1000, "devices": 2}
+    config = tiny(trainer=limited)
+    run_ranks(config, timeout=120)
+    progress = find_checkpoint(folder_of(config) / "checkpoints").content["progress"]
+    assert len(column(config, "step")) - 1 <= progress["planned_steps"]
 
 
 @pytest.mark.slow

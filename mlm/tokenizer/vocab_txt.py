@@ -10,6 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from mlm.config.errors import InputError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SWITCHES = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+"""Settings of tokenizer_config.json that change the tokens, and what they are where it leaves them out."""
 
 
 def read_vocab_txt(folder: Path) -> Tokenizer:
@@ -25,7 +27,10 @@ def read_vocab_txt(folder: Path) -> Tokenizer:
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
         settings = json.loads(described.read_text(encoding="utf-8")) if described.exists() else {}
-    except ValueError as error:  # of encoding, or of JSON
+        switches = {name: settings.get(name, default) for name, default in SWITCHES.items()}
+        if odd := {name: value for name, value in switches.items() if value not in (True, False, None)}:
+            raise ValueError(f"{odd} must be true or false")
+    except (ValueError, AttributeError) as error:  # of encoding, or of JSON
         raise InputError(f"{folder}: vocab.txt or tokenizer_config.json is damaged: {error}") from None
     tokens = lines[:-1] if lines[-1] == "" else lines
     vocab = {token.rstrip("\r"): number for number, token in enumerate(tokens)}
@@ -34,9 +39,9 @@ def read_vocab_txt(folder: Path) -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,
-        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-        strip_accents=settings.get("strip_accents"),
-        lowercase=settings.get("do_lower_case", True),
+        handle_chinese_chars=bool(switches["tokenize_chinese_chars"]),
+        strip_accents=switches["strip_accents"],
+        lowercase=bool(switches["do_lower_case"]),
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")

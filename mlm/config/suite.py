@@ -1,0 +1,117 @@
+"""The runs that one configuration of fine-tuning stands for: tasks and seeds, and the grid of each.
+
+units: a configuration for every task and seed --points, at_point--> one for every point of its grid
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from mlm.config.errors import InputError
+from mlm.config.glue import DIAGNOSTIC, MNLI, Point, TaskRecipe
+from mlm.config.parse import to_plain
+
+if TYPE_CHECKING:
+    from mlm.config.finetune import FinetuneConfig
+
+OWN_DATA = "own-data"
+"""Folder of the runs on labelled files of the user's own."""
+MAY_CHANGE = ("name", "runs_dir", "resume", "task", "seed", "submit", "logging.")
+"""Keys, `seeds` among them, by which a suite that was started may be made larger, or told of otherwise."""
+
+
+def is_suite(config: FinetuneConfig) -> bool:
+    """Tell whether there are several tasks or seeds, each with a folder of its own."""
+    return len(config.task) > 1 or len(units(config)) > 1
+
+
+def goes_on(config: FinetuneConfig) -> bool:
+    """Tell whether a stopped run goes on when it is started again: it is made of several."""
+    return is_suite(config) or len(points(config)) > 1
+
+
+def units(config: FinetuneConfig) -> list[FinetuneConfig]:
+    """Return a configuration for every task and seed, in the order in which they run.
+
+    MNLI comes first if others need it; the diagnostic set, on which nothing is trained, has none.
+    """
+    tasks: list[str] = [task for task in config.task if task != DIAGNOSTIC] or [""]
+    if config.start_from_mnli:
+        tasks.sort(key=lambda task: task != MNLI)
+    pairs = [(task, seed) for task in tasks for seed in seeds_of(config, task)]
+    several = len(pairs) > 1 or len(config.task) > 1
+    return [_unit(config, task, seed, several) for task, seed in pairs]
+
+
+def _unit(config: FinetuneConfig, task: str, seed: int, several: bool) -> FinetuneConfig:
+    recipe = _recipe_of(config, task)
+    folder = Path(config.runs_dir, config.name or "", task or OWN_DATA)
+    return replace(
+        config,
+        task=[task] if task else [],
+        seed=seed,
+        seeds=[],
+        recipes=[replace(recipe, seeds=[])] if recipe else [],
+        start_from_mnli=False,
+        submit=False,
+        runs_dir=str(folder) if several else config.runs_dir,
+        name=f"seed-{seed}" if several else config.name,
+    )
+
+
+def seeds_of(config: FinetuneConfig, task: str) -> list[int]:
+    """Return the seeds of a task: those given, else those of its recipe, else the one of the run."""
+    recipe = _recipe_of(config, task)
+    return config.seeds or (recipe.seeds if recipe else []) or [config.seed]
+
+
+def _recipe_of(config: FinetuneConfig, task: str) -> TaskRecipe | None:
+    entries = {recipe.task: recipe for recipe in config.recipes}
+    return entries.get(task, entries.get("all"))
+
+
+def points(unit: FinetuneConfig) -> list[Point]:
+    """Return the settings that one task is tried with, [{}] without a grid."""
+    recipe = _recipe_of(unit, unit.task[0] if unit.task else "")
+    return recipe.points() if recipe else [{}]
+
+
+def at_point(unit: FinetuneConfig, point: Point) -> FinetuneConfig:
+    """Return the configuration of one point of a grid."""
+    groups: dict[str, dict[str, Any]] = {"optimizer": {}, "trainer": {}}
+    for key, value in point.items():
+        group, _, name = key.partition(".")
+        groups[group][name] = value
+    changed: dict[str, Any] = {group: replace(getattr(unit, group), **new) for group, new in groups.items()}
+    return replace(unit, recipes=[], **changed)
+
+
+def check_same(config: FinetuneConfig, started: Path) -> None:
+    """Check that a suite is started again with the options it was started with; it may grow.
+
+    Args:
+        config: as it is started now.
+        started: the stored configuration.
+
+    Raises:
+        InputError: names the first key that differs, and both values.
+    """
+    before = _flat(yaml.safe_load(started.read_text(encoding="utf-8")))
+    now = _flat(yaml.safe_load(yaml.safe_dump(to_plain(config), sort_keys=False)))
+    for key in sorted(before.keys() | now.keys()):
+        if not key.startswith(MAY_CHANGE) and before.get(key) != now.get(key):
+            raise InputError(
+                f"{key}={now.get(key)}, but {started.parent} was started with {before.get(key)}; "
+                "go on with that, or take another --name"
+            )
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat

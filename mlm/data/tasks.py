@@ -1,0 +1,50 @@
+"""The task of a run: the user's own files, a task of GLUE, or one made of the Python documentation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from mlm.config.finetune import FinetuneConfig
+from mlm.data.docs_task import read_docs_task
+from mlm.data.glue import read_glue
+from mlm.data.labelled import LabelledTask, hold_out, read_task, text_hashes
+
+
+def choose_task(config: FinetuneConfig, selects: bool = False) -> LabelledTask:
+    """Read the task that a configuration is about.
+
+    Args:
+        config: names it.
+        selects: whether the scores choose something, an epoch or a point of a grid. With GLUE and
+            `selection=holdout` they are then those of a part held out of train, and dev is scored at the end.
+
+    Raises:
+        InputError: the examples cannot be read.
+    """
+    if config.data.train:
+        task = read_task(config.data)
+    elif config.task:
+        task = read_glue(config.task[0], config.glue_dir)
+    else:
+        task = read_docs_task()
+    if config.task and selects and config.selection == "holdout":
+        task = with_holdout(task, config.data.validation_fraction)
+    return with_fewer(task, config.data.max_train_examples)
+
+
+def with_holdout(task: LabelledTask, fraction: float) -> LabelledTask:
+    """Return a task that validates on a part of train, and scores its validation examples at the end."""
+    train, held_out = hold_out(task.train, fraction, task.name)
+    where = f"{fraction:.0%} of train, chosen by a hash of the text"
+    scored = {"": task.validation, **task.scored}
+    return replace(task, train=train, validation=held_out, validation_is=where, scored=scored)
+
+
+def with_fewer(task: LabelledTask, most: int | None) -> LabelledTask:
+    """Return a task with at most so many training examples, those whose hash is smallest; None: all."""
+    if most is None or most >= len(task.train):
+        return task
+    chosen = np.argsort(text_hashes(task.train), kind="stable")[:most]
+    return replace(task, train=task.train.take(np.sort(chosen)))

@@ -1,0 +1,96 @@
+"""The weights of a model folder: read from any of the usual files, without running what is in them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mlm.config.errors import InputError
+
+WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
+INDEX = ".index.json"
+"""What the name of either ends with where the weights are in several files."""
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Read all weights of a folder: the first there is of one file, its parts, and both as pickles.
+
+    Raises:
+        InputError: there are none, or a file is damaged, or holds more than tensors.
+    """
+    names = [f"{name}{index}" for name in (WEIGHTS, PICKLED) for index in ("", INDEX)]
+    found = next((folder / name for name in names if (folder / name).exists()), None)
+    if found is None:
+        raise InputError(f"{folder} has neither {WEIGHTS} nor {PICKLED}, nor an {INDEX} of either")
+    return _read_parts(found) if found.name.endswith(INDEX) else _read_file(found)
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        tensors = dict(torch.load(path, "cpu", weights_only=True))
+        if not all(isinstance(name, str) and _is_plain(tensor) for name, tensor in tensors.items()):
+            raise TypeError("not a table of tensors")
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist, but the index beside it names it") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged or incomplete: {error}") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, ValueError):
+        reason = "damaged, or holds objects that could run code"
+        raise InputError(f"{path} was not opened: it is {reason}; use {WEIGHTS}") from None
+    return tensors
+
+
+def _is_plain(tensor: object) -> bool:
+    is_dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_quantized
+    return is_dense and tensor.device.type == "cpu"  # type: ignore[attr-defined]
+
+
+def _read_parts(index: Path) -> dict[str, Tensor]:
+    """Read the files that an index names; none outside the folder, and each with just what it should hold."""
+    try:
+        files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        parts = sorted(set(files.values()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{index} is not an index of weights: {error!r}") from None
+    suffix = Path(index.name.removesuffix(INDEX)).suffix
+    for part in parts:
+        if not isinstance(part, str) or re.fullmatch(rf"\w[\w.-]*{re.escape(suffix)}", part) is None:
+            raise InputError(f"{index} names {part!r}, which is no {suffix} file of its folder")
+    tensors: dict[str, Tensor] = {}
+    for part in parts:
+        found = _read_file(index.parent / part)
+        expected = {name for name, file in files.items() if file == part}
+        if odd := sorted(found.keys() ^ expected):
+            raise InputError(f"{index.parent / part} does not hold what {index.name} says: {listed(odd)}")
+        tensors |= found
+    return tensors
+
+
+def check_numbers(name: str, tensor: Tensor, folder: Path) -> None:
+    """Check that a tensor holds weights.
+
+    Raises:
+        InputError: it holds whole or packed numbers, or some that are not finite.
+    """
+    if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise InputError(f"{name} in {folder} is of type {kind}; only floats of 16 to 64 bits are weights")
+    if not tensor.isfinite().all():
+        raise InputError(f"{name} in {folder} holds numbers that are not finite: the model is broken")
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """Return the first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,199 @@
+"""A vocabulary learnt from text, the same in every process."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from mlm.config.data import TokenizerConfig
+from mlm.config.errors import InputError
+from mlm.tokenizer.encoding import text_groups, text_pieces
+from mlm.tokenizer.special import SPECIAL_TOKENS, SpecialTokens
+
+TOKENIZER_VERSION = 1
+"""Changes whenever the same text would give another vocabulary."""
+MIN_PAIR_COUNT = 2
+"""Pieces are merged only if they occur together this often."""
+MAX_ALPHABET = 1000
+"""Most characters a WordPiece vocabulary holds; words with a rarer one become [UNK]."""
+MAX_WORD_CHARACTERS = 200
+"""Longest word that WordPiece cuts, a longer one becomes [UNK]; the time to cut one grows with its square."""
+MAX_LONG_WORD_CHARACTERS = 2**23
+"""Most characters of longer words that a vocabulary is learnt from: each is counted as a word of its own."""
+
+log = logging.getLogger(__name__)
+
+
+def train_tokenizer(
+    documents: Iterable[str],
+    config: TokenizerConfig,
+    progress: Callable[[int], None] | None = None,
+) -> Tokenizer:
+    """Learn a vocabulary.
+
+    It may come out smaller than asked for, when the text has no more to merge, but never larger.
+
+    Args:
+        documents: texts; drawn once, and only as far as `config.max_bytes` of UTF-8.
+        config: kind, size, and whether case and accents are kept.
+        progress: called with the number of bytes after each document.
+
+    Raises:
+        InputError: there is no text, or `vocab_size` is too small for this kind.
+    """
+    texts = list(_without_long_words(_cut(_first_bytes(documents, config.max_bytes, progress))))
+    tokenizer = _train_wordpiece(texts, config) if config.type == "wordpiece" else _train_bpe(texts, config)
+    special = SpecialTokens.from_tokenizer(tokenizer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", special.cls), ("[SEP]", special.sep)],
+    )
+    return tokenizer
+
+
+def _first_bytes(
+    documents: Iterable[str], max_bytes: int, progress: Callable[[int], None] | None
+) -> Iterator[str]:
+    left = max_bytes
+    for document in documents:
+        size = len(document.encode())
+        yield document if size <= left else document[: max(left, 0)]
+        left -= size
+        if progress:
+            progress(size)
+        if left <= 0:
+            log.info("the vocabulary is learnt from %s MB of the text", f"{max_bytes / 1e6:,.0f}")
+            return
+
+
+def _cut(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        yield from text_pieces(text)
+
+
+def _without_long_words(texts: Iterable[str]) -> Iterator[str]:
+    """Break words that are too long for the vocabulary, and leave them out once there were plenty."""
+    left = MAX_LONG_WORD_CHARACTERS
+    for text in texts:
+        words = text.split()
+        if max(map(len, words), default=0) <= MAX_WORD_CHARACTERS:
+            yield text
+            continue
+        kept = []
+        for word in words:
+            if len(word) > MAX_WORD_CHARACTERS:
+                word, left = word[:left], left - min(len(word), left)
+            kept += [word[i : i + MAX_WORD_CHARACTERS] for i in range(0, len(word), MAX_WORD_CHARACTERS)]
+        yield " ".join(kept)
+    if not left:
+        log.info("the vocabulary is learnt without most words of over %d characters", MAX_WORD_CHARACTERS)
+
+
+def _train_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
+    """Train WordPiece with a fixed numbering.
+
+    Left to itself the trainer numbers the characters inside words (`##x`) in the order of a hash map, and
+    ties between merges then fall differently in each process. Special tokens keep the order given.
+    """
+    tokenizer = _empty_wordpiece(config, {})
+    alphabet = _alphabet(texts, tokenizer, (config.vocab_size - len(SPECIAL_TOKENS)) // 2)
+    inside = [f"##{character}" for character in alphabet if _joins_words(character, tokenizer)]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=config.vocab_size,
+        min_frequency=MIN_PAIR_COUNT,
+        show_progress=False,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        special_tokens=[*SPECIAL_TOKENS, *inside],
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    trained = _empty_wordpiece(config, tokenizer.get_vocab(with_added_tokens=False))
+    trained.add_special_tokens(list(SPECIAL_TOKENS))
+    return trained
+
+
+def _empty_wordpiece(config: TokenizerConfig, vocab: dict[str, int]) -> Tokenizer:
+    tokenizer = Tokenizer(
+        models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS)
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=True,
+        strip_accents=config.lowercase,
+        lowercase=config.lowercase,
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return tokenizer
+
+
+def _alphabet(texts: list[str], tokenizer: Tokenizer, limit: int) -> list[str]:
+    """Return the most frequent characters of the normalised texts, sorted.
+
+    The normaliser looks at one character at a time, so it is enough to count the raw ones and normalise each
+    once.
+    """
+    counts: npt.NDArray[np.int64] = np.zeros(0x110000, np.int64)
+    for group in text_groups(texts):
+        codes = np.frombuffer("".join(group).encode("utf-32-le"), np.uint32)
+        counts += np.bincount(codes, minlength=len(counts))
+    normalised: Counter[str] = Counter()
+    for code in np.flatnonzero(counts).tolist():
+        for character in tokenizer.normalizer.normalize_str(chr(code)):
+            normalised[character] += int(counts[code])
+    visible = [(number, character) for character, number in normalised.items() if not character.isspace()]
+    if not visible:
+        raise InputError("the corpus has no text to learn a vocabulary from")
+    visible.sort(key=lambda pair: (-pair[0], pair[1]))
+    kept = visible[: min(limit, MAX_ALPHABET)]
+    if len(kept) < len(visible):
+        text = "the vocabulary holds the %d most frequent of %d characters; words with another are unknown"
+        log.info(text, len(kept), len(visible))
+    return sorted(character for _, character in kept)
+
+
+def _joins_words(character: str, tokenizer: Tokenizer) -> bool:
+    """Tell whether a character can stand inside a word; punctuation and Chinese characters cannot."""
+    text = tokenizer.normalizer.normalize_str(f"a{character}")
+    return len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) == 1
+
+
+def _train_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
+    """Train byte-level BPE: every text can be written in it, nothing is unknown."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    smallest = len(SPECIAL_TOKENS) + len(alphabet)
+    if config.vocab_size < smallest:
+        raise InputError(f"tokenizer.vocab_size={config.vocab_size} must be at least {smallest} for type bpe")
+    if not any(text.strip() for text in texts):
+        raise InputError("the corpus has no text to learn a vocabulary from")
+    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
+    fold = [normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]
+    tokenizer.normalizer = normalizers.Sequence(fold) if config.lowercase else normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    # A mask stands for a word with the space before it, which would otherwise remain as a token of its own.
+    mask = AddedToken("[MASK]", lstrip=True, special=True)
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        min_frequency=MIN_PAIR_COUNT,
+        show_progress=False,
+        initial_alphabet=alphabet,
+        special_tokens=[*SPECIAL_TOKENS[:-1], mask],
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer

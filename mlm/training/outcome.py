@@ -1,0 +1,278 @@
+"""The end of a fine-tuning run: last scores, model folder, pictures, summary.json and what to do next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from lightning.pytorch.loggers import Logger
+from tokenizers import Tokenizer
+
+from mlm.config.finetune import SCRATCH, FinetuneConfig
+from mlm.data.examples import EncodedExamples
+from mlm.data.labelled import Examples, LabelledTask
+from mlm.evaluation.metrics import confusion_matrix, task_metrics
+from mlm.evaluation.predict import arguments, predict_logits, write_predictions
+from mlm.hub.card import model_card
+from mlm.hub.families import architecture_of
+from mlm.hub.pretrained import save_pretrained
+from mlm.hub.tokenizer_config import longest_row
+from mlm.model.heads import SequenceClassifier
+from mlm.training.callbacks import Progress
+from mlm.training.epochs import Epoch, scores_of
+from mlm.training.plots import plot_confusion, plot_epochs
+from mlm.training.reporting import run_title, track_picture, track_table
+from mlm.training.summary import write_summary
+
+Floats = npt.NDArray[np.float64]
+
+CHECKED_EXAMPLES = 4
+"""Examples on which the saved model is compared with the trained one."""
+MAX_SHOWN_CLASSES = 20
+"""With more classes, the table by class stays in summary.json."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run starts from."""
+
+    task: LabelledTask
+    tokenizer: Tokenizer
+    model: SequenceClassifier
+    train: EncodedExamples
+    validation: EncodedExamples
+    test: EncodedExamples | None
+    scored: dict[str, EncodedExamples]
+    """Sets to score once, at the end, as in the task."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest example."""
+        return max(int(part.lengths.max()) for part in (self.train, self.validation))
+
+    @property
+    def truncated_fraction(self) -> float:
+        """Share of the examples that are cut."""
+        number = self.train.num_truncated + self.validation.num_truncated
+        return number / (len(self.train) + len(self.validation))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What training came to."""
+
+    config: FinetuneConfig
+    folder: Path
+    prepared: Prepared
+    kept: Epoch
+    logits: dict[str, Floats]
+    """(N, C) of the kept model for each of the sets to score at the end."""
+    history: list[dict[str, Any]]
+    """A row for every epoch."""
+    progress: Progress
+
+    @property
+    def reported(self) -> tuple[Examples, Floats]:
+        """The examples whose scores are reported, and their logits: dev where it was kept out of sight."""
+        task = self.prepared.task
+        if "" in task.scored:
+            return task.scored[""], self.logits[""]
+        return task.validation, self.kept.logits
+
+    def metrics(self) -> dict[str, float]:
+        """Return the scores that are reported."""
+        task = self.prepared.task
+        scores = scores_of(task, *self.reported)
+        for suffix, part in task.scored.items():
+            scores |= scores_of(task, part, self.logits[suffix], suffix)
+        return scores
+
+    def confusion(self) -> npt.NDArray[np.int64]:
+        """Return how often each class (row) of the reported examples was predicted as each (column)."""
+        examples, logits = self.reported
+        assert examples.labels is not None, "validation examples have labels"
+        return confusion_matrix(examples.labels, logits.argmax(1), len(self.prepared.task.labels))
+
+    def selection(self) -> str:
+        """Return in words what chose the epoch."""
+        if not self.kept.weights:
+            return "last epoch"
+        task = self.prepared.task
+        where = "them" if "" not in task.scored else task.validation_is
+        return f"best epoch by {next(iter(self.kept.metrics))} on {where}"
+
+
+def failure(losses: Sequence[float], labels: npt.NDArray[Any], logits: Floats) -> str | None:
+    """Return in words why a run taught the model nothing; None if it did.
+
+    Args:
+        losses: the mean training loss of each epoch.
+        labels: (N,) ids of classes, or numbers.
+        logits: (N, C), for numbers (N, 1).
+    """
+    is_score = labels.dtype.kind == "f"
+    said = logits[:, 0] if is_score else logits.argmax(1)
+    if len(np.unique(said)) == 1 < len(np.unique(labels)):
+        return "every text gets the same score" if is_score else "only one class is predicted"
+    if len(losses) > 1 and losses[-1] >= losses[0]:
+        return "the training loss did not fall"
+    return None
+
+
+def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
+    """Save model, pictures, test predictions and summary, and print the summary."""
+    config, folder, prepared = outcome.config, outcome.folder, outcome.prepared
+    task, model, progress = prepared.task, prepared.model, outcome.progress
+    examples, logits = outcome.reported
+    assert examples.labels is not None, "what is reported has labels"
+    losses = [row["train/loss"] for row in outcome.history]
+    is_split = "" in task.scored
+    summary: dict[str, Any] = {
+        "task": task.name,
+        "seed": config.seed,
+        "metrics": outcome.metrics(),
+        "num_train_examples": len(task.train),
+        "num_validation_examples": len(examples),
+        "elapsed_s": progress.elapsed_s,
+        "train_examples_per_second": progress.rows / (progress.elapsed_s - progress.validation_s),
+        "model_dir": str(folder / "model"),
+        "validation_examples": "the official dev set" if is_split else task.validation_is,
+        "selection": outcome.selection(),
+        "failed": failure(losses, examples.labels, logits),
+        "epoch": outcome.kept.number,
+        "val_loss": outcome.kept.loss,
+        "label_type": task.label_type,
+        "max_length": prepared.max_length,
+        "truncated_fraction": prepared.truncated_fraction,
+        "init": config.model,
+        "has_pairs": task.train.pairs is not None,
+    }
+    if is_split:
+        summary["selection_metrics"] = outcome.kept.metrics
+    if task.label_type == "classification":
+        confusion = outcome.confusion()
+        summary["confusion"] = confusion.tolist()
+        summary["labels"] = list(task.labels)
+        summary["predicted_counts"] = dict(zip(task.labels, confusion.sum(0).tolist(), strict=True))
+    if prepared.test:
+        summary |= predict_test(config, folder, task, prepared.test, model)
+    facts = {name: summary[name] for name in ("task", "seed", "num_train_examples", "epoch", "val_loss")}
+    architecture = architecture_of(model.config, model.classifier_config)
+    card = model_card(
+        str(folder / "model"), model.config, facts | summary["metrics"], architecture, task.labels
+    )
+    start, checked = tokenizer_folder(config), np.arange(min(len(prepared.validation), CHECKED_EXAMPLES))
+    save_pretrained(
+        folder / "model",
+        model,
+        prepared.tokenizer,
+        model_max_length=config.data.max_length or longest_row(start, model.config) or prepared.max_length,
+        card=card,
+        rows=arguments(model, prepared.validation[checked]),
+        start=start,
+    )
+    draw(outcome, summary, loggers)
+    write_summary(folder / "summary.json", summary)
+    title = run_title(folder)
+    if title == folder.name:
+        print(closing_message(config, folder, summary))
+    else:  # a part of a suite, which will show all in one table
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items())
+        log.info("%s: %s", title, shown)
+    if task.label_type == "classification":
+        warn_of_one_class(summary)
+
+
+def tokenizer_folder(config: FinetuneConfig) -> str:
+    """Return the folder of the tokenizer: that of the model, or what random weights take it from."""
+    source = str(config.tokenizer if config.model == SCRATCH else config.model)
+    return str(Path(source).parent) if Path(source).is_file() else source
+
+
+def draw(outcome: Outcome, summary: dict[str, Any], loggers: Sequence[Logger]) -> None:
+    """Draw the epochs and the confusion matrix into the run folder, and give the matrix to the tracker."""
+    plots = outcome.folder / "plots"
+    plot_epochs(outcome.history, plots / "epochs.png")
+    labels = summary.get("labels", [])
+    if labels and len(labels) <= MAX_SHOWN_CLASSES:
+        plot_confusion(np.array(summary["confusion"]), labels, plots / "confusion.png")
+        rows = zip(labels, summary["confusion"], strict=True)
+        track_table(loggers, "confusion", ["class", *labels], [[label, *row] for label, row in rows])
+        track_picture(loggers, "plots/confusion", plots / "confusion.png")
+
+
+def predict_test(
+    config: FinetuneConfig, folder: Path, task: LabelledTask, test: EncodedExamples, model: SequenceClassifier
+) -> dict[str, Any]:
+    """Write what the model says of the test examples; return the facts about it."""
+    logits = predict_logits(model.eval(), test, 2 * config.trainer.batch_size)
+    path = folder / "test_predictions.csv"
+    write_predictions(path, map(str, range(1, len(test) + 1)), logits, model.classifier_config)
+    facts: dict[str, Any] = {"test_predictions": str(path), "num_test_examples": len(test)}
+    if test.labels is not None:
+        facts["test_metrics"] = task_metrics(task.label_type, test.labels, logits)
+    return facts
+
+
+def warn_of_one_class(summary: dict[str, Any]) -> None:
+    """Tell when a classifier says the same of every text, which its accuracy may hide, or has to say it."""
+    predicted = [label for label, count in summary["predicted_counts"].items() if count]
+    if len(predicted) == 1:
+        text = "only one class is predicted: %s; the learning rate may be too high, "
+        text += "the epochs too few, or the encoder hardly trained"
+        log.warning(text, predicted[0])
+    there = [label for label, row in zip(summary["labels"], summary["confusion"], strict=True) if sum(row)]
+    if len(there) == 1:
+        text = "all validation examples are of one class, %s: correlations are 0 there by definition"
+        log.warning(text, there[0])
+
+
+def closing_message(config: FinetuneConfig, folder: Path, summary: dict[str, Any]) -> str:
+    """Return what the run achieved, where things are, and the next command."""
+    minutes, seconds = divmod(round(summary["elapsed_s"]), 60)
+    duration = f"{config.trainer.max_epochs} epochs in {minutes} min {seconds} s"
+    rate = f"{summary['train_examples_per_second']:,.0f} examples/s"
+    examples = f"{summary['num_validation_examples']:,} examples ({summary['validation_examples']})"
+    shown = {name: value for name, value in summary["metrics"].items() if name != "f1"}
+    if "f1" in summary["metrics"]:
+        shown[f"f1 of {summary['labels'][1]}"] = summary["metrics"]["f1"]
+    lines = [
+        f"\n{config.name}: task {summary['task']}, {duration}, {rate}\n",
+        f"validation      {examples}; {summary['selection']}",
+        *(f"  {name:22}{value:8.4f}" for name, value in shown.items()),
+    ]
+    if "test_metrics" in summary:
+        lines.append(f"test            {summary['num_test_examples']:,} examples")
+        lines += (f"  {name:22}{value:8.4f}" for name, value in summary["test_metrics"].items())
+    if "confusion" in summary and len(summary["labels"]) <= MAX_SHOWN_CLASSES:
+        lines += class_table(summary["labels"], np.array(summary["confusion"]))
+    lines += [
+        "",
+        f"started from    {config.model}",
+        f"model           {summary['model_dir']}",
+        f"epochs          {folder / 'metrics.csv'}",
+    ]
+    if "test_predictions" in summary:
+        lines.append(f"predictions     {summary['test_predictions']}")
+    pair = config.data.text_pair_column or ("YOUR_SECOND_COLUMN" if summary["has_pairs"] else None)
+    columns = "" if config.data.text_column == "text" else f" --text_column {config.data.text_column}"
+    columns += f" --text_pair_column {pair}" if pair else ""
+    command = (
+        f"mlm predict --model {summary['model_dir']} --input YOUR_TEXTS.csv --output labels.csv{columns}"
+    )
+    return "\n".join([*lines, "", "next", f"  label texts     {command}"])
+
+
+def class_table(labels: list[str], confusion: npt.NDArray[np.int64]) -> list[str]:
+    """Return lines that say for each class how often it occurs, is predicted, and is predicted rightly."""
+    width = max(map(len, labels))
+    rows = zip(labels, confusion.sum(1), confusion.sum(0), confusion.diagonal(), strict=True)
+    header = f"  {'class':{width}}  examples  predicted  right"
+    return ["", header, *(f"  {label:{width}}  {n:8,}  {p:9,}  {r:5,}" for label, n, p, r in rows)]

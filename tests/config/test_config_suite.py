@@ -1,0 +1,218 @@
+"""Which runs a configuration stands for: tasks, seeds, recipes and grids, and how a suite goes on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mlm.config.errors import InputError
+from mlm.config.files import config_folder
+from mlm.config.finetune import FinetuneConfig, LabelledConfig
+from mlm.config.glue import GLUE_TASKS, TaskRecipe, check_tasks
+from mlm.config.help import format_help
+from mlm.config.keys import Keys, read_file
+from mlm.config.parse import parse_config, save_config
+from mlm.config.suite import at_point, goes_on, is_suite, points, units
+
+RECIPES = [path.stem for path in (config_folder() / "finetune").glob("*.yaml") if path.stem != "default"]
+
+
+@pytest.fixture(autouse=True)
+def _a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    Path("glue").mkdir()
+
+
+def parse(*words):
+    os.environ.pop("MLM_RUN_NAME", None)
+    return parse_config(FinetuneConfig, ["--model", "model", "--name", "x", *words], prog="finetune.py")
+
+
+def refusal(capsys, *words):
+    with pytest.raises(SystemExit) as stop:
+        parse(*words)
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_one_task_and_seed_is_a_run_and_more_are_a_suite():
+    single = parse("--task", "mrpc", "--seed", "5")
+    assert not is_suite(single)
+    (unit,) = units(single)
+    assert (unit.task, unit.seed, unit.runs_dir, unit.name) == (["mrpc"], 5, "runs", "x")
+    assert not is_suite(parse("--task", "mrpc", "--seeds", "7"))
+    assert units(parse("--task", "mrpc", "--seeds", "7"))[0].seed == 7
+    suite = parse("--task", "SST-2,mrpc", "--seeds", "1,2")
+    assert is_suite(suite)
+    places = [(*unit.task, unit.seed, unit.runs_dir, unit.name) for unit in units(suite)]
+    assert places[0] == ("sst2", 1, "runs/x/sst2", "seed-1")
+    assert [place[:2] for place in places] == [("sst2", 1), ("sst2", 2), ("mrpc", 1), ("mrpc", 2)]
+    Path("a.csv").write_text("text,label\n")
+    assert [unit.runs_dir for unit in units(parse("--data.train", "a.csv", "--seeds", "1,2"))] == [
+        "runs/x/own-data"
+    ] * 2
+
+
+def test_all_are_all_ten_and_the_diagnostic_set_is_no_run():
+    config = parse("--task", "all")
+    assert tuple(config.task) == GLUE_TASKS
+    assert [unit.task[0] for unit in units(config)] == [task for task in GLUE_TASKS if task != "ax"]
+    assert units(parse("--task", "all", "--start_from_mnli"))[0].task == ["mnli"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_shipped_recipe_can_be_run(name):
+    config = parse("--config", name, "--task", "all")
+    for unit in units(config):
+        for point in points(unit):
+            at_point(unit, point)
+        assert points(unit)
+    keys = Keys.of(FinetuneConfig)
+    assert set(read_file(config_folder() / "finetune" / f"{name}.yaml", keys)) <= set(keys.types)
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "settings", "seeds"),
+    [
+        ("glue", "mrpc", 1, 1),
+        ("bert", "cola", 18, 1),
+        ("roberta", "cola", 6, 5),
+        ("mosaicbert", "rte", 1, 5),
+        ("mosaicbert", "sst2", 1, 3),
+        ("modernbert", "qnli", 48, 4),
+        ("cramming", "cola", 1, 5),
+    ],
+)
+def test_grids_are_as_large_as_published(name, task, settings, seeds):
+    found = [unit for unit in units(parse("--config", name, "--task", "all")) if unit.task == [task]]
+    assert len(found) == seeds
+    assert len(points(found[0])) == settings
+
+
+def test_values_of_a_recipe_reach_the_run():
+    config = parse("--config", "mosaicbert", "--task", "all")
+    runs = {unit.task[0]: at_point(unit, points(unit)[0]) for unit in units(config)}
+    settings = {
+        task: (run.optimizer.lr, run.optimizer.weight_decay, run.trainer.max_epochs, run.trainer.batch_size)
+        for task, run in runs.items()
+    }
+    assert settings["mnli"] == (5e-5, 0.1, 3, 48)
+    assert settings["rte"] == (1e-5, 1.0, 3, 16)
+    assert settings["wnli"] == (3e-4, 0.01, 3, 32)  # no entry: the defaults
+    assert runs["mrpc"].schedule.warmup_fraction == 0.06
+    assert parse("--config", "glue", "--task", "mrpc").optimizer.lr == 2e-5
+
+
+def test_flags_win_over_recipes():
+    words = ["--config", "mosaicbert", "--task", "rte,mnli", "--trainer.max_epochs", "1", "--seed", "3"]
+    runs = [at_point(unit, points(unit)[0]) for unit in units(parse(*words))]
+    assert [(run.seed, run.trainer.max_epochs) for run in runs] == [(3, 1), (3, 1)]
+    grid = points(units(parse("--config", "bert", "--task", "cola", "--optimizer.lr", "1e-4"))[0])
+    assert len(grid) == 6
+    assert "optimizer.lr" not in grid[0]
+    flat = points(
+        units(parse("--config", "modernbert", "--task", "cola", "--optimizer.weight_decay", "0"))[0]
+    )
+    assert len(flat) == 12
+
+
+def test_configuration_of_a_run_of_a_suite_is_read_back(tmp_path):
+    for unit in units(parse("--config", "modernbert", "--task", "cola,mnli", "--seeds", "1,2")):
+        save_config(unit, tmp_path / "unit.yaml")
+        assert parse_config(FinetuneConfig, ["--config", str(tmp_path / "unit.yaml")], prog="x") == unit
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--task", "mprc"], "task=mprc is no task of GLUE; did you mean mrpc?"),
+        (["--task", "ax"], "task=ax has nothing to train on: MNLI's model answers it; add mnli"),
+        (["--task", "cola,cola"], "task=cola,cola names a task twice"),
+        (["--task", "all,cola"], "task=all,cola names all tasks and one of them; keep all"),
+        (
+            ["--task", "cola", "--data.train", "a.csv"],
+            "task=cola and data.train=a.csv are two tasks; give one",
+        ),
+        (["--glue_dir", "glue"], "glue_dir=glue is about GLUE; name its tasks with --task"),
+        (["--task", "cola", "--glue_dir", "no"], "glue_dir=no is no folder; looked in"),
+        (["--task", "rte", "--start_from_mnli"], "start_from_mnli=true with task=rte needs mnli too; add it"),
+        (["--task", "rte", "--seeds", "1,1"], "seeds=[1, 1] names one twice"),
+        (
+            ["--model_config", "bert-tiny"],
+            "model_config=bert-tiny is about random weights; give --model scratch",
+        ),
+        (["--recipes", "{task: cola, lr: [1e-4], lrr: 3}"], "--recipes: unknown key lrr; did you mean lr?"),
+        (["--recipes", "{task: glu}"], "recipes: task=glu is none of cola"),
+        (["--recipes", "{task: all, step_decay: [1e-5]}"], "needs lr in the same entry"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(capsys, words, message):
+    found = refusal(capsys, *words)
+    assert message in found
+    assert found.count("\n") == 1
+
+
+def test_scratch_takes_shape_and_tokenizer_from_the_newest_run_or_as_told(capsys):
+    assert "runs holds no finished pretraining run" in refusal(capsys, "--model", "scratch")
+    folder = Path("runs/pre/model")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    Path("runs/pre/summary.json").write_text("{}")
+    config = parse("--model", "scratch")
+    assert (config.model_config, config.tokenizer) == (str(folder), str(folder))
+    config = parse("--model", "scratch", "--model_config", "bert-tiny")
+    assert (config.model_config, config.tokenizer) == ("bert-tiny", str(folder))
+    config = parse("--model", "scratch", "--model_config", "model")
+    assert config.tokenizer == "model"
+    assert "no configuration file bert-huge" in refusal(
+        capsys, "--model", "scratch", "--model_config", "bert-huge"
+    )
+    assert "tokenizer=none.json is neither file nor folder" in refusal(
+        capsys, "--model", "scratch", "--tokenizer", "none.json"
+    )
+
+
+def test_suite_goes_on_with_the_same_options_only(capsys):
+    words = ["--task", "cola,rte", "--seeds", "1"]
+    config = parse(*words)
+    Path("runs/x").mkdir(parents=True)
+    save_config(config, "runs/x/config.yaml")
+    assert parse(*words) == config
+    assert parse("--task", "cola,rte,wnli", "--seeds", "1,2", "--logging.wandb", "disabled").seeds == [1, 2]
+    assert refusal(capsys, *words, "--optimizer.lr", "1e-5") == (
+        "finetune.py: error: optimizer.lr=1e-05, but runs/x was started with 0.0003; go on with that, "
+        "or take another --name\n"
+    )
+    assert "recipes=[{'task': 'rte'" in refusal(capsys, *words, "--recipes", "{task: rte, lr: [1e-5]}")
+    assert "selection=dev, but" in refusal(capsys, *words, "--selection", "dev")
+    assert "the run folder runs/x exists; take another --name\n" in refusal(capsys, "--task", "cola")
+
+
+def test_grid_of_a_single_run_goes_on_too():
+    config = parse("--config", "bert", "--task", "cola")
+    assert not is_suite(config)
+    assert goes_on(config)
+    assert not goes_on(parse("--task", "cola"))
+
+
+def test_help_fits_two_screens(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    text = format_help(FinetuneConfig, "finetune.py", Keys.of(FinetuneConfig))
+    assert len(text.splitlines()) <= 140
+    assert all(name in text for name in ("--task", "--recipes", "mosaicbert", "--data.max_train_examples"))
+
+
+def test_names_of_tasks_in_other_spellings():
+    assert check_tasks(["CoLA", "STS-B", "SST-2"]) == ["cola", "stsb", "sst2"]
+
+
+def test_recipe_of_all_serves_own_data_too():
+    recipe = TaskRecipe("all", lr=[1e-4, 2e-4])
+    config = FinetuneConfig(name="x", data=LabelledConfig(train="a.csv"), recipes=[recipe])
+    assert points(config) == [{"optimizer.lr": 1e-4}, {"optimizer.lr": 2e-4}]
+    with pytest.raises(InputError, match="stands beside weight_decay"):
+        TaskRecipe("all", lr=[1e-4], step_decay=[1e-5], weight_decay=[0.1])

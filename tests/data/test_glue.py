@@ -1,0 +1,198 @@
+"""The official GLUE folders with their quirks, the hub's schema, and what is said of a damaged file."""
+
+from __future__ import annotations
+
+import csv
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mlm.config.errors import InputError
+from mlm.config.glue import GLUE_TASKS
+from mlm.data.glue import TASKS, has_part, read_glue, read_part, submitted_parts
+
+
+def rewrite(path, change):
+    path.write_bytes(change(path.read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "ax"])
+def test_all_rows_of_every_task_are_read(glue_dir, name):
+    task = read_glue(name, str(glue_dir))
+    assert (len(task.train), len(task.validation)) == (24, 12)
+    assert (task.train.pairs is None) == (name in ("cola", "sst2"))
+    assert set(task.train.labels.tolist()) == ({0.0, 5.0} if name == "stsb" else set(range(len(task.labels))))
+    assert task.metrics == TASKS[name].metrics
+    assert [(suffix, len(part)) for suffix, part in task.scored.items()] == (
+        [("_mismatched", 13)] if name == "mnli" else []
+    )
+    for part in submitted_parts(name):
+        unlabelled = read_part(name, part, str(glue_dir))
+        assert len(unlabelled) == 5 + (part == "test_mismatched")
+        assert unlabelled.labels is None
+
+
+def test_tasks_are_those_of_the_command_line_and_ax_is_a_part_of_its_own(glue_dir):
+    assert tuple(TASKS) == GLUE_TASKS
+    assert len(read_part("ax", "diagnostic", str(glue_dir))) == 7
+    (glue_dir / "AX").rename(glue_dir / "diagnostic")
+    assert len(read_part("ax", "diagnostic", str(glue_dir))) == 7
+
+
+def test_labels_have_the_ids_of_the_hub(glue_dir):
+    assert read_glue("mnli", str(glue_dir)).labels == ("entailment", "neutral", "contradiction")
+    task = read_glue("rte", str(glue_dir))
+    assert task.labels == ("entailment", "not_entailment")
+    assert task.train.labels[:2].tolist() == [0, 1]
+    assert read_glue("wnli", str(glue_dir)).labels == ("not_entailment", "entailment")
+    assert read_glue("cola", str(glue_dir)).train.texts[1] == "the boat waits"
+
+
+@pytest.mark.parametrize("quirk", ["bom", "crlf", "no final newline", "blank line"])
+def test_quirks_of_a_file_change_nothing(glue_dir, quirk):
+    plain = read_glue("mrpc", str(glue_dir))
+    changes = {
+        "bom": lambda content: b"\xef\xbb\xbf" + content,
+        "crlf": lambda content: content.replace(b"\n", b"\r\n"),
+        "no final newline": lambda content: content.rstrip(b"\n"),
+        "blank line": lambda content: content + b"\n",
+    }
+    rewrite(glue_dir / "MRPC" / "train.tsv", changes[quirk])
+    read = read_glue("mrpc", str(glue_dir))
+    assert (read.train.texts, read.train.pairs) == (plain.train.texts, plain.train.pairs)
+    assert np.array_equal(read.train.labels, plain.train.labels)
+
+
+def test_quotes_are_text_except_in_qqp(glue_dir):
+    stray = '1\t7\t8\t" The lamp " waits\t"the gull"\n2'
+    rewrite(glue_dir / "MRPC" / "dev.tsv", lambda content: content + stray[:-2].encode())
+    task = read_glue("mrpc", str(glue_dir))
+    assert (task.validation.texts[-1], task.validation.pairs[-1]) == ('" The lamp " waits', '"the gull"')
+    rows = [["9", "1", "2", 'What does "it" mean?', "Is 5'6\" tall?", "1"]]
+    with (glue_dir / "QQP" / "dev.tsv").open("a", newline="") as file:
+        csv.writer(file, delimiter="\t", lineterminator="\n").writerows(rows)
+    task = read_glue("qqp", str(glue_dir))
+    assert [task.validation.texts[-1], task.validation.pairs[-1]] == rows[0][3:5]
+
+
+def test_odd_rows_of_qqp_are_left_out_and_told_elsewhere_they_are_an_error(glue_dir, caplog):
+    rewrite(glue_dir / "QQP" / "train.tsv", lambda content: content + b"7\t1\t2\tthe lamp\tthe gull 0\n")
+    assert len(read_glue("qqp", str(glue_dir)).train) == 24
+    assert "train.tsv, line 26: 5 cells under 6 columns; 1 such row(s) are left out" in caplog.text
+    rewrite(glue_dir / "RTE" / "train.tsv", lambda content: content + b"7\tthe lamp\n")
+    with pytest.raises(InputError, match=r"RTE/train\.tsv, line 26: 2 cells under 4 columns"):
+        read_glue("rte", str(glue_dir))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "change", "message"),
+    [
+        (
+            "rte",
+            "RTE/dev.tsv",
+            (b"not_entailment", b"maybe"),
+            "line 3: label is 'maybe', not entailment or not",
+        ),
+        ("stsb", "STS-B/dev.tsv", (b"5.000", b"high"), "line 3: score is 'high', which is no number"),
+        ("stsb", "STS-B/dev.tsv", (b"5.000", b"nan"), "line 3: score is 'nan', which is no number"),
+        (
+            "qnli",
+            "QNLI/train.tsv",
+            (b"question", b"Question"),
+            "line 1: has no column question, but index, Q",
+        ),
+        ("sst2", "SST-2/train.tsv", (b"the", b"th\xe9"), "line 2, byte 17: 0xe9 is not valid utf-8"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(glue_dir, name, file, change, message):
+    rewrite(glue_dir / file, lambda content: content.replace(*change, 1))
+    with pytest.raises(InputError, match=f"{file}, {message}"):
+        read_glue(name, str(glue_dir))
+
+
+def test_what_is_missing_is_named(glue_dir, tmp_path, caplog):
+    (glue_dir / "RTE" / "dev.tsv").write_text("index\tsentence1\tsentence2\tlabel\n")
+    with pytest.raises(InputError, match=r"RTE/dev\.tsv: has no rows"):
+        read_glue("rte", str(glue_dir))
+    (glue_dir / "RTE" / "dev.tsv").unlink()
+    with pytest.raises(InputError, match=r"RTE has no dev\.tsv"):
+        read_glue("rte", str(glue_dir))
+    with pytest.raises(InputError, match="has no folder WNLI; it holds the official folders of GLUE"):
+        read_glue("wnli", str(tmp_path))
+    with pytest.raises(InputError, match=r"glue_dir=.*nothing is no folder"):
+        read_glue("wnli", str(tmp_path / "nothing"))
+    (glue_dir / "MNLI" / "dev_mismatched.tsv").unlink()
+    assert read_glue("mnli", str(glue_dir)).scored == {}
+    assert "accuracy_mismatched is left out" in caplog.text
+    assert not has_part("mnli", "dev_mismatched", str(glue_dir))
+
+
+def test_mrpc_as_microsoft_publishes_it(glue_dir):
+    expected = read_glue("mrpc", str(glue_dir))
+    folder = glue_dir / "MRPC"
+    header, *train = (folder / "train.tsv").read_text().splitlines()
+    train = ["\t".join(["1", str(row), f"{row}00", *line.split("\t")[3:]]) for row, line in enumerate(train)]
+    dev = (folder / "dev.tsv").read_text().splitlines()[1:]
+    dev = ["\t".join(["0", str(row), f"{row}99", *line.split("\t")[3:]]) for row, line in enumerate(dev)]
+    (folder / "msr_paraphrase_train.txt").write_text("\ufeff" + "\n".join([header, *dev, *train]))
+    (folder / "msr_paraphrase_test.txt").write_text("\n".join([header, *dev[:3]]))
+    for name in ("train", "dev", "test"):
+        (folder / f"{name}.tsv").unlink()
+    with pytest.raises(InputError, match=r"MRPC has no dev_ids\.tsv, which tells dev from train"):
+        read_glue("mrpc", str(glue_dir))
+    (folder / "dev_ids.tsv").write_text("\n".join(f"{row}\t{row}99" for row in range(12)))
+    task = read_glue("mrpc", str(glue_dir))
+    assert (task.train.texts, task.validation.pairs) == (expected.train.texts, expected.validation.pairs)
+    assert set(task.validation.labels.tolist()) == {0}
+    assert len(read_part("mrpc", "test", str(glue_dir))) == 3
+
+
+def test_copy_of_the_hub_gives_the_same_examples(glue_dir, tmp_path):
+    """As `huggingface-cli download` lays it out: a folder a task, a parquet file a split, labels as ids."""
+    for name, spec in TASKS.items():
+        splits = {"train": "train", "validation": "dev", "test": "test"}
+        if name == "mnli":
+            both = [f"{stem}_{kind}" for stem in ("validation", "test") for kind in ("matched", "mismatched")]
+            splits = {"train": "train"} | {split: split.replace("validation", "dev") for split in both}
+        elif name == "ax":
+            splits = {"test": "diagnostic"}
+        (tmp_path / "hub" / name).mkdir(parents=True)
+        for split, part in splits.items():
+            examples = read_part(name, part, str(glue_dir))
+            columns = dict(zip(spec.hub_texts or spec.texts, (examples.texts, examples.pairs), strict=False))
+            labels = [-1] * len(examples) if examples.labels is None else examples.labels.tolist()
+            table = pa.table(columns | {"label": labels, "idx": range(len(examples))})
+            pq.write_table(table, tmp_path / "hub" / name / f"{split}-00000-of-00001.parquet")
+    for name in TASKS:
+        if name != "ax":
+            ours, hubs = read_glue(name, str(glue_dir)), read_glue(name, str(tmp_path / "hub"))
+            assert (hubs.train.texts, hubs.validation.pairs) == (ours.train.texts, ours.validation.pairs)
+            assert np.array_equal(hubs.train.labels, ours.train.labels)
+            assert hubs.scored.keys() == ours.scored.keys()
+        for part in submitted_parts(name):
+            assert has_part(name, part, str(tmp_path / "hub"))
+            assert read_part(name, part, str(tmp_path / "hub")) == read_part(name, part, str(glue_dir))
+    with pytest.raises(InputError, match=r"rte, test.*: cannot be read|has no wrong"):
+        read_part("rte", "wrong", str(tmp_path / "hub"))
+    table = pa.table({"sentence1": ["a"], "sentence2": ["b"], "label": [-1]})
+    pq.write_table(table, tmp_path / "hub" / "rte" / "validation-00000-of-00001.parquet")
+    with pytest.raises(InputError, match="rte, validation, row 1: label is -1, which is no class"):
+        read_glue("rte", str(tmp_path / "hub"))
+
+
+def test_hub_that_is_not_reachable_is_told_within_seconds(monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    start = time.monotonic()
+    with pytest.raises(InputError, match=r"nyu-mll/glue cannot be reached, nor is rte .* with --glue_dir"):
+        read_glue("rte", None)
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.network
+def test_copy_on_the_hub(monkeypatch):
+    task = read_glue("rte", None)
+    assert (len(task.train), len(task.validation)) == (2490, 277)
