@@ -7,6 +7,7 @@ import json
 import logging
 import netrc
 import os
+import re
 import secrets
 import socket
 import sys
