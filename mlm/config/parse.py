@@ -117,9 +117,9 @@ def one_line_errors(prog: str) -> Iterator[None]:
 
 
 def log_to_stderr() -> None:
-    """Show what the package has to say while it works, on the first process; warnings on the others too."""
+    """Show what the package has to say while it works; of several processes the first one says it for all."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    logging.getLogger("mlm").setLevel(logging.INFO if is_first_process() else logging.WARNING)
+    logging.getLogger("mlm").setLevel(logging.INFO if is_first_process() else logging.ERROR)
 
 
 def save_config(config: Any, path: str | Path) -> None:

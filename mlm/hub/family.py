@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from torch import Tensor
+
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, LabelType, ModelConfig, Pooling
 
@@ -149,6 +151,14 @@ class Family:
             dropout = written.get(self.dropout_path or "", 0.0)
         _check_kind("classifier_dropout", dropout, float)
         return ClassifierConfig(tuple(map(str, labels)), types[problem], dropout)
+
+    def with_classes(self, tensors: dict[str, Tensor], order: list[int] | None) -> dict[str, Tensor]:
+        """Return the weights of a file with the classes of its last layer in this order; None: without it."""
+        last = {theirs for leaf in ("weight", "bias") for theirs in self.their_names(f"classifier.{leaf}")}
+        if order is None:
+            return {name: one for name, one in tensors.items() if name not in last}
+        there = [name for name in last & tensors.keys() if len(tensors[name]) == len(order)]
+        return tensors | {name: tensors[name][order] for name in there}
 
     def their_names(self, name: str) -> list[str]:
         """Return the names in the file of what our weight `name` is stacked from."""

@@ -123,14 +123,10 @@ def load_classifier(
         poolers = {theirs for part in ("dense", "norm") for theirs in family.their_names(f"pooler.{part}.x")}
         poolers = {name.removesuffix("x") for name in poolers}
         tensors = {name: one for name, one in tensors.items() if not name.startswith(tuple(poolers))}
-    last = {theirs for leaf in ("weight", "bias") for theirs in family.their_names(f"classifier.{leaf}")}
     order = own.order_of(head.labels) if own and own.label_type == head.label_type else None
+    tensors = family.with_classes(tensors, order)
     if order is None:
-        tensors = {name: one for name, one in tensors.items() if name not in last}
         _tell_nameless(folder, own, head)
-    else:  # classes are the same by their names, whatever their ids
-        there = [name for name in last & tensors.keys() if len(tensors[name]) == len(order)]
-        tensors |= {name: tensors[name][order] for name in there}
     _check_size(config, tensors, folder)
     with torch.device("meta"):
         model = SequenceClassifier(config, head)
@@ -145,8 +141,7 @@ def load_classifier(
 def _tell_nameless(folder: Path, own: ClassifierConfig | None, head: ClassifierConfig) -> None:
     """Warn where the classes of a model might be those wanted, but nothing says which is which."""
     if own and len(own.labels) == len(head.labels) > 1 and own.labels[0] == "LABEL_0":
-        text = "%s does not name its classes (%s), so its last layer is not taken over; give it id2label"
-        log.warning(text, folder, ", ".join(own.labels))
+        log.warning("%s does not name its classes; its last layer is left out: give it id2label", folder)
 
 
 def _without_narrow_transform(

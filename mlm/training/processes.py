@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -84,26 +85,40 @@ class Launcher(_SubprocessScriptLauncher):
         threading.Thread(target=self._watch, name="watch-processes", daemon=True).start()
         _set_num_threads_if_needed(num_processes=self.num_processes)
         try:
-            result = function(*args, **kwargs)
-            self._is_over = True
-            return result
-        except BaseException:
+            return function(*args, **kwargs)
+        except Exception as error:
+            failed = self._failed(within_s=1.0)
+            if failed is None:
+                raise
+            raise SystemExit(_tell(failed)) from error
+        finally:
             self._is_over = True
             self.kill(signal.SIGKILL)  # they may wait for this one without end
-            raise
+
+    def _failed(self, within_s: float) -> subprocess.Popen[bytes] | None:
+        """Return a process that failed by itself; above 128 are those that were asked to stop and did."""
+        deadline = time.monotonic() + within_s
+        while True:
+            for other in self.procs:
+                if other.poll() and other.returncode <= 128:
+                    return other
+            if self._is_over or time.monotonic() > deadline:
+                return None
+            time.sleep(LOOK_EVERY_S)
 
     def _watch(self) -> None:
-        failed: subprocess.Popen[bytes] | None = None
-        while failed is None:
-            time.sleep(LOOK_EVERY_S)
-            # Above 128 are those that were asked to stop and did.
-            failed = next((other for other in self.procs if other.poll() and other.returncode <= 128), None)
-            if self._is_over:
-                return
-        if failed.returncode < 0:
-            log.error("a process of this run was ended by signal %d; go on with --resume", -failed.returncode)
-        self.kill(signal.SIGKILL)
-        os._exit(failed.returncode if failed.returncode > 0 else 1)
+        failed = self._failed(within_s=math.inf)
+        time.sleep(1.0)  # this process may notice by itself, and end in good order
+        if failed is not None and not self._is_over:
+            self.kill(signal.SIGKILL)
+            os._exit(_tell(failed))
+
+
+def _tell(failed: subprocess.Popen[bytes]) -> int:
+    """Tell of a process that was ended; return the exit status of the run."""
+    if failed.returncode < 0:
+        log.error("a process of this run was ended by signal %d; go on with --resume", -failed.returncode)
+    return failed.returncode if failed.returncode > 0 else 1
 
 
 def end_with_parent() -> None:

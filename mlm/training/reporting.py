@@ -28,6 +28,7 @@ from mlm.config.launch import is_first_process
 from mlm.config.parse import to_plain
 from mlm.config.training import LoggingConfig
 from mlm.training.callbacks import Progress, StepCallback
+from mlm.training.tracked import tracked_step
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ class MetricsTable(StepCallback):
 
     def __init__(self, path: Path, progress: Progress):
         self.path, self.progress = path, progress
-        self._tracked_path = path.parent / "wandb" / "tracked-step.txt"
+        self._tracked = -1
+        """The newest step in the tracked run."""
         self._rows: list[dict[str, Any]] = []
         self._tokens = 0
 
@@ -82,6 +84,9 @@ class MetricsTable(StepCallback):
                 writer.writeheader()
                 writer.writerows(kept if trainer.global_step else [])
             partial.replace(self.path)
+            if trainer.loggers:
+                self._tracked = tracked_step(self.path.parent)
+                self._track(trainer.loggers, kept)  # what a killed tracker did not write
             if not trainer.global_step:
                 self._add(trainer, module)
 
@@ -122,16 +127,13 @@ class MetricsTable(StepCallback):
             self._track(trainer.loggers, rows)
 
     def _track(self, loggers: list[Any], rows: list[dict[str, Any]]) -> None:
-        tracked = int(self._tracked_path.read_text()) if self._tracked_path.exists() else -1
         for row in rows:
-            if (step := row.pop("step")) > tracked:
-                shown = {**row, "trainer/global_step": step, "hours": row["elapsed_s"] / 3600}
+            if row["step"] > self._tracked:
+                self._tracked = row["step"]
+                shown = {name: value for name, value in row.items() if name != "step"}
+                shown |= {"trainer/global_step": row["step"], "hours": row["elapsed_s"] / 3600}
                 for logger in loggers:
-                    logger.experiment.log(shown, step=step, commit=True)
-                tracked = step
-        partial = self._tracked_path.with_suffix(".tmp")
-        partial.write_text(f"{tracked}\n")
-        partial.replace(self._tracked_path)
+                    logger.experiment.log(shown, step=row["step"], commit=True)
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         """Write what was noted, and end the tracked run: after an error nobody else does."""

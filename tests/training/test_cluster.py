@@ -17,7 +17,7 @@ touch {folder}/started
 for _ in $(seq 600); do sleep 0.05; [ -e {folder}/end ] && exit $(cat {folder}/end); done
 """
 SCONTROL = """#!/bin/bash
-echo "$@" >> {folder}/scontrol
+echo "$@" >> {folder}/requeued
 """
 
 
@@ -50,6 +50,6 @@ def test_the_job_goes_back_to_the_queue_only_when_its_time_is_up(tmp_path, event
         job.kill()
     words = (tmp_path / "arguments").read_text()
     assert "python train.py --name mine --resume auto --config bert-base" in words
-    assert (tmp_path / "scontrol").exists() == requeued
+    assert (tmp_path / "requeued").exists() == requeued
     if requeued:
-        assert (tmp_path / "scontrol").read_text() == "requeue 4711\n"
+        assert (tmp_path / "requeued").read_text() == "requeue 4711\n"

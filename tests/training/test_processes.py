@@ -27,7 +27,6 @@ from launching import (
 from run_files import assert_equal_weights, column, folder_of, weights
 
 from mlm.config.data import SourceConfig
-from mlm.config.training import LoggingConfig
 from mlm.training.pretraining import pretrain
 
 MUON = {"name": "muon", "lr": 5e-3}
@@ -161,13 +160,11 @@ def test_uneven_shares_do_not_hang(tiny, tmp_path, documents):
         assert column(configs[1], name) == pytest.approx(column(configs[0], name), abs=1e-5)
 
 
-def test_only_the_first_process_writes_and_tracks(tiny):
-    config = tiny(logging=LoggingConfig(wandb="offline"))
+def test_only_the_first_process_writes(tiny):
+    config = tiny()
     output = run_ranks(config)
-    assert len(list(folder_of(config).glob("wandb/offline-run-*"))) == 1
     assert column(config, "step") == list(range(9))
-    for line in ("training:", "fill-mask"):
-        assert output.count(line) >= 1
+    assert output.count("fill-mask") == 1
     assert output.count("rows of 32") == 2  # training and validation, told once each
     assert not list(Path.cwd().glob("lightning_logs"))
 

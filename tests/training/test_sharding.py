@@ -54,6 +54,14 @@ def test_it_goes_on_bit_for_bit_and_with_any_strategy(tiny):
     assert_same_run(back, whole)
 
 
+def test_a_branch_takes_whole_state_into_parts(tiny):
+    pretrain(tiny(name="trunk"))
+    alone, sharded = tiny(name="alone", branch="trunk"), tiny(name="both", branch="trunk", trainer=SHARDED)
+    pretrain(alone)
+    run_ranks(sharded)
+    assert_same_run(sharded, alone)
+
+
 def test_muon_is_refused(tiny):
     with pytest.raises(InputError, match=r"name=muon needs whole matrices.*take optimizer.name=adamw"):
         tiny(trainer=SHARDED, optimizer=vars(OptimizerConfig(name="muon")))

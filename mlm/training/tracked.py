@@ -1,0 +1,53 @@
+"""How far a tracked run got, read from the files that Weights & Biases keeps of it.
+
+A tracker that was killed may have lost what it was given last, so that only its files know. They are logs in
+LevelDB's format: blocks of 32 KiB, in them pieces of records, each with checksum, length and kind.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+BLOCK = 2**15
+TAIL = 2**20
+"""Bytes at the end of a file that are searched."""
+HEADER = struct.Struct("<IHB")
+WHOLE, FIRST, LAST = 1, 2, 4
+"""Kinds of pieces; what is between first and last is 3."""
+STEP = re.compile(rb"trainer/global_step\x82\x01.(\d+)", re.DOTALL)
+"""An entry of a protocol buffer: the key, then field 16, the length of the number and its digits."""
+
+
+def tracked_step(folder: Path) -> int:
+    """Return the newest step that the tracked run of a run folder holds, -1 if none."""
+    for path in sorted(folder.glob("wandb/*run-*/run-*.wandb"), reverse=True):
+        steps = [int(found[1]) for record in _last_records(path) if (found := STEP.search(record))]
+        if steps:
+            return max(steps)
+    return -1
+
+
+def _last_records(path: Path) -> Iterator[bytes]:
+    """Yield the whole records near the end of a file."""
+    first_block = max(path.stat().st_size - TAIL, 0) // BLOCK
+    with path.open("rb") as file:
+        file.seek(first_block * BLOCK)
+        data = file.read()
+    place, record = (
+        (0 if first_block else HEADER.size),
+        b"",
+    )  # the first block begins with a header of its own
+    while place + HEADER.size <= len(data):
+        left = BLOCK - place % BLOCK
+        if left < HEADER.size:
+            place += left
+            continue
+        _, length, kind = HEADER.unpack_from(data, place)
+        place += HEADER.size + length
+        piece = data[place - length : place]
+        record = piece if kind in (WHOLE, FIRST) else record + piece
+        if kind in (WHOLE, LAST) and len(piece) == length:
+            yield record
