@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -134,6 +134,35 @@ def label_numbers(cells: Sequence[Cell], column: str) -> npt.NDArray[np.float64]
             raise InputError(f"{place}: {column} {found}; regression needs one in every row")
         numbers.append(number)
     return np.array(numbers, np.float64)
+
+
+def class_weights(
+    wanted: Literal["balanced"] | Sequence[str] | None, labels: tuple[str, ...], values: npt.NDArray[Any]
+) -> npt.NDArray[np.float64] | None:
+    """Return what an example of each class counts in the loss, (C,); None: all the same.
+
+    Balanced are N / (C * examples of the class), so that every class as a whole counts the same; with any
+    number of labels, the texts that have one count as much as those that do not.
+
+    Args:
+        wanted: `balanced`, or `label=weight` for some of the labels, the others counting 1.
+        labels: C names.
+        values: (N,) ids of classes, or (N, C) bool.
+
+    Raises:
+        InputError: a weight is given for a label that there is not.
+    """
+    if wanted is None:
+        return None
+    if wanted == "balanced":
+        counts = np.maximum(np.array(list(label_counts(labels, values).values())), 1)
+        return (len(values) - counts) / counts if values.ndim == 2 else len(values) / (len(labels) * counts)
+    weights = {name: float(weight) for name, _, weight in (entry.rpartition("=") for entry in wanted)}
+    for name in weights:
+        if name not in labels:
+            listed = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
+            raise InputError(f"head.class_weights: {name} is not among the labels of training: {listed}")
+    return np.array([weights.get(label, 1.0) for label in labels])
 
 
 def label_counts(labels: tuple[str, ...], values: npt.NDArray[Any]) -> dict[str, int]:

@@ -113,7 +113,9 @@ class Outcome:
             return "last epoch"
         task = self.prepared.task
         where = "them" if "" not in task.scored else task.validation_is
-        return f"best epoch by {next(iter(self.kept.metrics))} on {where}"
+        best = f"best epoch by {next(iter(self.kept.metrics))} on {where}"
+        number, most = len(self.history), self.config.trainer.max_epochs
+        return best if number == most else f"{best}, stopped early after {number} of {most} epochs"
 
 
 def failure(losses: Sequence[float], labels: npt.NDArray[Any], logits: Floats) -> str | None:
@@ -163,6 +165,7 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
         "selection": outcome.selection(),
         "failed": failure(losses, examples.labels, logits),
         "epoch": outcome.kept.number,
+        "num_epochs": len(outcome.history),
         "val_loss": outcome.kept.loss,
         "label_type": task.label_type,
         "max_length": prepared.max_length,
@@ -260,7 +263,7 @@ def warn_of_one_class(summary: dict[str, Any]) -> None:
 def closing_message(config: FinetuneConfig, folder: Path, summary: dict[str, Any]) -> str:
     """Return what the run achieved, where things are, and the next command."""
     minutes, seconds = divmod(round(summary["elapsed_s"]), 60)
-    duration = f"{config.trainer.max_epochs} epochs in {minutes} min {seconds} s"
+    duration = f"{summary['num_epochs']} epochs in {minutes} min {seconds} s"
     rate = f"{summary['train_examples_per_second']:,.0f} examples/s"
     examples = f"{summary['num_validation_examples']:,} examples ({summary['validation_examples']})"
     shown = {name: value for name, value in summary["metrics"].items() if name != "f1"}

@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sklearn.utils.class_weight import compute_class_weight
 
 from mlm.config.errors import InputError
 from mlm.config.finetune import LabelledConfig
 from mlm.data.labelled import Examples, hold_out, read_table, read_task
-from mlm.data.labels import label_counts, sort_labels
+from mlm.data.labels import class_weights, label_counts, sort_labels
 
 ROWS = [("quiet lane", "calm"), ("loud street", "noisy"), ("still pond", "calm"), ("market day", "busy")]
 
@@ -326,3 +327,19 @@ def test_test_file_without_any_label_is_not_scored_of_several_labels(write):
     options = {"validation": train, "label_type": "multilabel"}
     assert task(train, test=test, **options).test.labels is None
     assert task(train, test=train, **options).test.labels.tolist() == [[True, True], [False, False]]
+
+
+def test_balanced_weights_are_scikit_learn_s():
+    ids = np.array([0, 0, 0, 2, 2, 1])
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=ids)
+    assert class_weights("balanced", ("a", "b", "c"), ids) == pytest.approx(expected)
+    sets = np.array([[True, False], [False, False], [False, False], [True, True]])
+    assert class_weights("balanced", ("a", "b"), sets).tolist() == [1.0, 3.0]
+
+
+def test_weights_go_by_name():
+    ids = np.array([0, 1, 2])
+    assert class_weights(None, ("a", "b=c", "d"), ids) is None
+    assert class_weights(["d=0.5", "b=c=4"], ("a", "b=c", "d"), ids).tolist() == [1.0, 4.0, 0.5]
+    with pytest.raises(InputError, match=r"head.class_weights: e is not among the labels of training: a, d"):
+        class_weights(["e=2"], ("a", "d"), ids)

@@ -669,7 +669,7 @@ def test_last_layer_is_kept_only_for_the_same_labels(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"problem_type": "multi_label_classification"}, "problem_type=multi_label_classification is not"),
+        ({"problem_type": "ranking"}, "problem_type=ranking is not supported"),
         ({"id2label": {"1": "a", "2": "b"}}, "id2label has the ids 1, 2, not 0 to 1"),
         ({"architectures": ["ModernBertForMaskedLM"]}, "holds no classifier but ModernBertForMaskedLM"),
     ],
