@@ -1,4 +1,4 @@
-"""Fine-tuning on labelled texts, and prediction: what the two commands can be told.
+"""Fine-tuning on labelled texts: what the command can be told.
 
 Groups whose defaults differ from pretraining's are subclasses, so that `--help` and YAML show the right ones.
 A configuration may stand for several runs; `suite.py` tells which.
@@ -359,47 +359,3 @@ class FinetuneConfig(RunConfig):
             self.tokenizer = self.model_config if of_model else newest_pretrained_model(self.runs_dir)
         there = is_hub_name(self.tokenizer) or Path(self.tokenizer).exists()
         require(there, "tokenizer", self.tokenizer, f"is neither file nor folder; looked in {os.getcwd()}")
-
-
-@dataclass
-class PredictConfig:
-    """Label the texts of a file with a fine-tuned model.
-
-    Example: mlm predict --model runs/reviews/model --input new.csv --output labels.csv
-    """
-
-    model: str
-    """Model folder that `mlm finetune` wrote."""
-    input: str
-    """csv, tsv, jsonl, json or parquet file; labels in it are not looked at."""
-    output: str
-    """CSV file to write: row, label, and a column of probabilities for each class."""
-    text_column: str = "text"
-    """Column of the text."""
-    text_pair_column: str | None = None
-    """Column of the second text; null: single texts."""
-    id_column: str | None = None
-    """Column copied to the output as row; null: the number of the row, from 1."""
-    label_separator: str = "|"
-    """Written between the labels of a text, if it may have several."""
-    encoding: str = "utf-8"
-    """Text encoding of the input."""
-    max_length: int | None = None
-    """Most tokens of an example, special ones included; null: the longest, as far as the model reads."""
-    batch_size: int = 64
-    """Examples per pass."""
-
-    def __post_init__(self) -> None:
-        self.model, self.input, self.output = map(os.path.expanduser, (self.model, self.input, self.output))
-        check_encoding("encoding", self.encoding)
-        check_separator("label_separator", self.label_separator)
-        longest = self.max_length
-        require(longest is None or longest >= 8, "max_length", longest, "must be at least 8, or null")
-        require(self.batch_size > 0, "batch_size", self.batch_size, "must be at least 1")
-
-    def check_files(self) -> None:
-        """Check that model and input are there, and a folder for the output."""
-        check_model_folder("model", self.model)
-        check_text_file("input", self.input)
-        folder = Path(self.output).absolute().parent
-        require(folder.is_dir(), "output", self.output, f"cannot be written: there is no folder {folder}")

@@ -60,7 +60,7 @@ def _names(value: Any, where: str, separator: str) -> list[str]:
         if separator in name:
             raise InputError(
                 f"{where} {name} has {separator} in it, which separates labels; choose another "
-                "character with --data.label_separator"
+                "label_separator"
             )
     return names
 

@@ -9,6 +9,7 @@ C classes, N examples.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,25 @@ def class_counts(labels: npt.NDArray[Any], logits: Floats) -> Ints:
         return np.stack([labels.sum(0), said.sum(0), (labels & said).sum(0)], axis=1)
     confusion = confusion_matrix(labels, logits.argmax(1), logits.shape[1])
     return np.stack([confusion.sum(1), confusion.sum(0), confusion.diagonal()], axis=1)
+
+
+def counts_of_classes(labels: Sequence[str], ids: npt.NDArray[Any], logits: Floats) -> dict[str, Any]:
+    """Return the names of the classes, and by name how often each occurs, is predicted, and is rightly."""
+    counts = dict(zip(("examples", "predicted", "right"), class_counts(ids, logits).T.tolist(), strict=True))
+    by_name = {name: dict(zip(labels, column, strict=True)) for name, column in counts.items()}
+    return {"labels": list(labels), **{f"{name}_counts": table for name, table in by_name.items()}}
+
+
+def class_table(counts: Mapping[str, Any]) -> list[str]:
+    """Return lines that say for each class how often it occurs, is predicted, and is predicted rightly."""
+    labels = counts.get("labels", [])
+    if not labels:
+        return []
+    width = max(5, *map(len, labels))
+    columns = (counts[f"{name}_counts"].values() for name in ("examples", "predicted", "right"))
+    rows = zip(labels, *columns, strict=True)
+    header = f"  {'class':{width}}  examples  predicted  right"
+    return ["", header, *(f"  {label:{width}}  {n:8,}  {p:9,}  {r:5,}" for label, n, p, r in rows)]
 
 
 def task_metrics(label_type: LabelType, labels: npt.NDArray[Any], logits: Floats) -> dict[str, float]:

@@ -157,7 +157,7 @@ def prepare(config: FinetuneConfig, selects: bool = False) -> Prepared:
 
     def encode(part: Examples, name: str) -> EncodedExamples:
         encoded = encode_examples(tokenizer, part, longest)
-        tell_truncated(encoded, name, longest)
+        tell_truncated(encoded.num_truncated, len(encoded), name, longest)
         return encoded
 
     prepared = Prepared(

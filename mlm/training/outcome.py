@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.model import LabelType
 from mlm.data.examples import EncodedExamples
 from mlm.data.labelled import Examples, LabelledTask
-from mlm.evaluation.metrics import class_counts, confusion_matrix, predicted, task_metrics
+from mlm.evaluation.metrics import class_table, confusion_matrix, counts_of_classes, predicted, task_metrics
 from mlm.evaluation.predict import arguments, predict_logits, write_predictions
 from mlm.hub.card import model_card
 from mlm.hub.families import architecture_of
@@ -208,13 +208,6 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
         warn_of_one_class(summary)
 
 
-def counts_of_classes(labels: Sequence[str], ids: npt.NDArray[Any], logits: Floats) -> dict[str, Any]:
-    """Return the names of the classes, and by name how often each occurs, is predicted, and is rightly."""
-    counts = dict(zip(("examples", "predicted", "right"), class_counts(ids, logits).T.tolist(), strict=True))
-    by_name = {name: dict(zip(labels, column, strict=True)) for name, column in counts.items()}
-    return {"labels": list(labels), **{f"{name}_counts": table for name, table in by_name.items()}}
-
-
 def tokenizer_folder(config: FinetuneConfig) -> str:
     """Return the folder of the tokenizer: that of the model, or what random weights take it from."""
     source = str(config.tokenizer if config.model == SCRATCH else config.model)
@@ -294,15 +287,3 @@ def closing_message(config: FinetuneConfig, folder: Path, summary: dict[str, Any
         f"mlm predict --model {summary['model_dir']} --input YOUR_TEXTS.csv --output labels.csv{columns}"
     )
     return "\n".join([*lines, "", "next", f"  label texts     {command}"])
-
-
-def class_table(counts: Mapping[str, Any]) -> list[str]:
-    """Return lines that say for each class how often it occurs, is predicted, and is predicted rightly."""
-    labels = counts.get("labels", [])
-    if not labels:
-        return []
-    width = max(5, *map(len, labels))
-    columns = (counts[f"{name}_counts"].values() for name in ("examples", "predicted", "right"))
-    rows = zip(labels, *columns, strict=True)
-    header = f"  {'class':{width}}  examples  predicted  right"
-    return ["", header, *(f"  {label:{width}}  {n:8,}  {p:9,}  {r:5,}" for label, n, p, r in rows)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
 from mlm.config.errors import InputError
+from mlm.config.evaluation import EvaluateConfig, PredictConfig
 from mlm.config.files import config_folder
 from mlm.config.finetune import (
     FinetuneConfig,
@@ -17,7 +19,6 @@ from mlm.config.finetune import (
     FinetuneTrainerConfig,
     HeadConfig,
     LabelledConfig,
-    PredictConfig,
     newest_pretrained_model,
 )
 from mlm.config.keys import Keys, read_file
@@ -158,6 +159,8 @@ def test_several_processes_are_refused(capsys, monkeypatch):
         ),
         (lambda: FinetuneTrainerConfig(max_epochs=0), "trainer.max_epochs=0 must be at least 1"),
         (lambda: FinetuneTrainerConfig(batch_size=0), "trainer.batch_size=0 must be at least 1"),
+        (lambda: PredictConfig("m", "i", "o", devices=0), "devices=0 must be at least 1"),
+        (lambda: EvaluateConfig("m", "i", max_length=1), "max_length=1 must be at least 8"),
         (lambda: PredictConfig("m", "i", "o", batch_size=0), "batch_size=0 must be at least 1"),
         (lambda: PredictConfig("m", "i", "o", max_length=1), "max_length=1 must be at least 8"),
         (lambda: PredictConfig("m", "i", "o", encoding="klingon"), "encoding=klingon is no encoding"),
@@ -218,3 +221,19 @@ def test_what_is_frozen_is_a_word_or_a_number(word, expected):
     make_run("pre", {})
     config = parse_config(FinetuneConfig, ["--trainer.freeze", word], prog="finetune.py")
     assert config.trainer.freeze == expected
+
+
+def test_prediction_goes_with_torchrun_only(monkeypatch):
+    make_run("pre", {})
+    Path("in.csv").write_text("text\n")
+    build = partial(PredictConfig, "runs/pre/model", "in.csv", "out.csv")
+    for name, value in {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    build().check_files()
+    with pytest.raises(InputError, match="devices=3 stands beside torchrun, which started 2; leave it out"):
+        build(devices=3).check_files()
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    for name, value in {"PROCID": "0", "STEP_ID": "0", "NTASKS": "2", "NNODES": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with pytest.raises(InputError, match="srun=2 does not divide a file; start the processes with torchrun"):
+        build().check_files()
