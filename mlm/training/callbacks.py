@@ -204,11 +204,12 @@ class Budget(StepCallback):
         super().on_train_start(trainer, module)
         done, elapsed_s = trainer.global_step, self.progress.elapsed_s
         self._first = (done, elapsed_s)
+        was_made_longer = self.progress.planned_for not in ((), self.config.bounds)
         self.progress.planned_for = self.config.bounds
         if self.config.max_seconds is None:
             self.progress.planned_steps = math.ceil(self.allowed_steps)
             self.progress.mask_rate_steps = 0, self.progress.planned_steps
-        elif self.progress.planned_steps is None and done >= PLANNING_STEPS.stop:
+        elif was_made_longer and done >= PLANNING_STEPS.stop:
             self._fix(trainer, elapsed_s / done, self.config.max_seconds * PLANNED_SHARE - elapsed_s)
 
     def _excess_of_warmup(self, planned: int) -> str | None:
