@@ -209,7 +209,7 @@ def measure(options: argparse.Namespace, name: str, work: Path) -> dict[str, Any
         settings = [setting for setting in settings if setting != "ours-two"]
     for setting in settings:  # what is prepared once and kept: rows, compiled kernels
         if setting in ("theirs-fp32", "theirs-bf16", "ours", "ours-equal"):
-            bench.run(setting, 1 + WARM)
+            bench.run(setting, WARM + 2)
     rounds: list[dict[str, dict[str, float]]] = []
     for number in range(options.rounds):
         rounds.append({})
