@@ -1,7 +1,8 @@
 """Bidirectional multi-head self-attention.
 
 - one fused projection for queries, keys and values
-- two ways to the same numbers: plain matrix products, for short rows on a CPU, and torch's fused kernel
+- three ways to the same numbers: plain matrix products, for short rows on a CPU; torch's fused kernel; and
+  its kernel for runs of any length, which on a GPU leaves out what documents do not see of each other
 - what depends on the positions alone is computed once per forward pass, by the encoder, and handed in
 
 Vaswani et al. 2017 (arXiv:1706.03762), sec. 3.2.
@@ -11,11 +12,17 @@ Sizes: B batch, S sequence, D hidden, H heads, K head width (D = H * K).
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlm.config.model import ModelConfig
-from mlm.model.positions import Rotation, apply_rotary
+from mlm.model.positions import DocumentOffsets, Rotation, apply_rotary
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # an older torch
+    varlen_attn = None
 
 LONGEST_BY_MATMUL = 1024
 """Longest row for plain products on a CPU; beyond it their B*H*S*S scores fill the memory."""
@@ -49,12 +56,15 @@ class SelfAttention(nn.Module):
         self.query_key_value = FusedLinear(D, D, 3, bias=config.attention_bias)
         self.output = nn.Linear(D, D, bias=config.attention_bias)
 
-    def forward(self, hidden: Tensor, bias: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, bias: Tensor | DocumentOffsets | None = None, rotation: Rotation | None = None
+    ) -> Tensor:
         """Return the attended states.
 
         Args:
             hidden: (B, S, D) float.
-            bias: (B, 1, S, S) float added to the scores, see `document_bias`; None: nothing.
+            bias: (B, 1, S, S) float added to the scores, see `document_bias`; None: nothing. Or where the
+                documents begin, if `can_attend_by_document`.
             rotation: see `RotaryEmbedding`; None: no rotation.
 
         Returns:
@@ -66,6 +76,8 @@ class SelfAttention(nn.Module):
         query, key, value = fused.permute(2, 0, 3, 1, 4).contiguous().unbind(0)  # each (B, H, S, K)
         if rotation is not None:
             query, key = apply_rotary(query, rotation), apply_rotary(key, rotation)
+        if isinstance(bias, DocumentOffsets):
+            return self.output(attend_by_document(query, key, value, bias).reshape(B, S, D))
         by_matmul = hidden.device.type == "cpu" and S <= LONGEST_BY_MATMUL
         attend = attend_by_matmul if by_matmul else attend_by_kernel
         context = attend(query, key, value, bias, self.dropout if self.training else 0.0)
@@ -91,3 +103,19 @@ def attend_by_kernel(
 ) -> Tensor:
     """Return the same as `attend_by_matmul`, computed by one fused kernel."""
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+
+
+def can_attend_by_document(device: torch.device, dtype: torch.dtype, dropout: float) -> bool:
+    """Tell whether `attend_by_document` can: its kernel is for CUDA, half precision, no dropout."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    return varlen_attn is not None and device.type == "cuda" and half and not dropout
+
+
+def attend_by_document(query: Tensor, key: Tensor, value: Tensor, documents: DocumentOffsets) -> Tensor:
+    """Return (B, S, H, K), what `attend_by_kernel` returns for the bias of the same documents, transposed.
+
+    Queries, keys and values are (B, H, S, K).
+    """
+    B, H, S, K = query.shape
+    rows = [states.transpose(1, 2).reshape(B * S, H, K) for states in (query, key, value)]
+    return varlen_attn(*rows, documents.starts, documents.starts, S, S).view(B, S, H, K)

@@ -17,13 +17,16 @@ from torch.utils.checkpoint import checkpoint
 
 from mlm.config.errors import InputError
 from mlm.config.model import ModelConfig
+from mlm.model.attention import can_attend_by_document
 from mlm.model.layers import EncoderLayer, build_norm
 from mlm.model.positions import (
+    DocumentOffsets,
     RotaryEmbedding,
     Rotation,
     SinusoidalEmbedding,
     distance_bias,
     document_bias,
+    document_offsets,
     document_positions,
 )
 
@@ -78,6 +81,9 @@ class Encoder(nn.Module):
         self.is_local = [config.is_local(n) for n in numbers]
         self.gradient_checkpointing = False
         """Whether training computes the inside of each layer again instead of keeping it."""
+        self.documents_per_row: int | None = None
+        """Set to the most documents in a row, padding counted as one, where each is one run of its number:
+        a GPU then attends by document."""
         self.final_norm = build_norm(config) if config.has_final_norm else nn.Identity()
 
     def forward(
@@ -98,10 +104,11 @@ class Encoder(nn.Module):
         if longest is not None and longest < S:
             raise InputError(f"a row of {S} tokens exceeds the model's max_position_embeddings={longest}")
         dtype = _compute_dtype(self.embeddings.token.weight)
+        bias: Tensor | DocumentOffsets | None
         if attention_mask is None:
             bias, positions = None, torch.arange(S, device=input_ids.device)[None]
         else:
-            bias, positions = document_bias(attention_mask, dtype), document_positions(attention_mask)
+            bias, positions = self._documents(attention_mask, dtype), document_positions(attention_mask)
         views = {local: self._view(bias, positions, dtype, local) for local in sorted(set(self.is_local))}
         hidden = self.embeddings(input_ids, positions, token_type_ids)
         for layer, local in zip(self.layers, self.is_local, strict=True):
@@ -111,12 +118,21 @@ class Encoder(nn.Module):
                 hidden = layer(hidden, *views[local])
         return self.final_norm(hidden)
 
+    def _documents(self, attention_mask: Tensor, dtype: torch.dtype) -> Tensor | DocumentOffsets:
+        """Return what keeps documents apart, in the form that the fastest way to attend takes."""
+        config, most = self.config, self.documents_per_row
+        dropout = config.attention_dropout if self.training else 0.0
+        plain = config.attention == "bidirectional" and not any(self.is_local)
+        if most and plain and can_attend_by_document(attention_mask.device, dtype, dropout):
+            return document_offsets(attention_mask, most)
+        return document_bias(attention_mask, dtype)
+
     def _view(
-        self, bias: Tensor | None, positions: Tensor, dtype: torch.dtype, local: bool
-    ) -> tuple[Tensor | None, Rotation | None]:
+        self, bias: Tensor | DocumentOffsets | None, positions: Tensor, dtype: torch.dtype, local: bool
+    ) -> tuple[Tensor | DocumentOffsets | None, Rotation | None]:
         """Return bias and rotation for layers with local or full attention."""
         window, causal = self.config.local_attention if local else None, self.config.attention == "causal"
-        if window or causal:
+        if (window or causal) and not isinstance(bias, DocumentOffsets):
             index = torch.arange(positions.shape[1], device=positions.device)
             near = distance_bias(index, window, causal, dtype)
             bias = near if bias is None else bias + near

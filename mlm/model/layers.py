@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mlm.config.model import ModelConfig
 from mlm.model.attention import FusedLinear, SelfAttention
-from mlm.model.positions import Rotation, SinusoidalEmbedding, sinusoids
+from mlm.model.positions import DocumentOffsets, Rotation, SinusoidalEmbedding, sinusoids
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -78,7 +78,9 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = build_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, hidden: Tensor, bias: Tensor | None = None, rotation: Rotation | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, bias: Tensor | DocumentOffsets | None = None, rotation: Rotation | None = None
+    ) -> Tensor:
         """Map (B, S, D) to (B, S, D); `bias` and `rotation` as in `SelfAttention.forward`."""
         if self.pre_norm:
             hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), bias, rotation))

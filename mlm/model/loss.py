@@ -2,10 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mlm.config.data import IGNORE_INDEX
+
+CHUNK_ELEMENTS = 2**19
+"""Logits that a CPU works on at a time: in float32 they fit its cache."""
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """The summed cross-entropy and its gradient, some rows at a time.
+
+    The plain way goes through the memory of all logits in float32 seven times, which a CPU waits for, and
+    keeps three such tables. This one computes the gradient while the rows are in the cache, and keeps it in
+    the type of the logits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum for (N, V) logits and (N,) labels."""
+        gradient = torch.empty_like(logits)
+        total = torch.zeros((), dtype=torch.float32, device=logits.device)
+        rows = max(CHUNK_ELEMENTS // logits.shape[1], 1)
+        for scores, wanted, out in zip(
+            logits.split(rows), labels.split(rows), gradient.split(rows), strict=True
+        ):
+            unused = (wanted == IGNORE_INDEX)[:, None]
+            target = wanted[:, None].masked_fill(unused, 0)
+            log_shares = scores.float().log_softmax(dim=-1)
+            total -= log_shares.gather(1, target).masked_fill(unused, 0.0).sum()
+            shares = log_shares.exp_()
+            out.copy_(shares.scatter_add_(1, target, shares.new_full(target.shape, -1.0)))
+            out.masked_fill_(unused, 0.0)
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """Return the gradient of the logits."""
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad_output, None
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -15,9 +55,11 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
         logits: (B, M, V) float.
         labels: (B, M) int64, IGNORE_INDEX where nothing is predicted.
     """
-    return F.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-    )
+    logits, labels = logits.flatten(0, 1), labels.flatten()
+    if logits.device.type == "cpu" and logits.requires_grad:
+        loss: Tensor = ChunkedCrossEntropy.apply(logits, labels)
+        return loss
+    return F.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 def mean_loss(

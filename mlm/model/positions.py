@@ -15,6 +15,8 @@ Sizes: B batch, S sequence, H heads, K head width.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,13 @@ from mlm.config.model import ModelConfig
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of every position's angles, each (1 or B, 1, S, K/2)."""
+
+
+class DocumentOffsets(NamedTuple):
+    """Where documents begin, the rows of a batch joined to one: what `document_bias` says, in few numbers."""
+
+    starts: Tensor
+    """(N + 1,) int32, ascending; slots that are not needed hold B * S, as the last one does."""
 
 
 def document_bias(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -35,6 +44,22 @@ def document_bias(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
     """
     apart = attention_mask[:, None, :, None] != attention_mask[:, None, None, :]
     return torch.zeros_like(apart, dtype=dtype).masked_fill_(apart, float("-inf"))
+
+
+def document_offsets(attention_mask: Tensor, most: int) -> DocumentOffsets:
+    """Return where each run of equal numbers begins; no device has to be asked how many there are.
+
+    Args:
+        attention_mask: (B, S) integer, the document number of each token; a document is one run.
+        most: the most runs in a row, padding included; with more the result is wrong.
+    """
+    B, S = attention_mask.shape
+    begins = torch.ones_like(attention_mask, dtype=torch.bool)
+    begins[:, 1:] = attention_mask[:, 1:] != attention_mask[:, :-1]
+    run = begins.flatten().cumsum(0) - 1
+    places = torch.arange(B * S, dtype=torch.int32, device=run.device)
+    starts = places.new_full((B * most + 1,), B * S)
+    return DocumentOffsets(starts.scatter_reduce(0, run.clamp(max=B * most), places, "amin"))
 
 
 def distance_bias(index: Tensor, window: int | None, causal: bool, dtype: torch.dtype) -> Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 from mlm.config.model import ModelConfig
 from mlm.model import MaskedLM, attention, fused_blocks
 from mlm.model.attention import SelfAttention, attend_by_kernel, attend_by_matmul
-from mlm.model.positions import distance_bias, document_bias
+from mlm.model.positions import RotaryEmbedding, distance_bias, document_bias, document_offsets
 
 MASK = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]])
 
@@ -107,3 +107,41 @@ def test_long_rows_on_a_cpu_take_the_kernel_and_give_the_same(monkeypatch):
     monkeypatch.setattr(attention, "LONGEST_BY_MATMUL", 39)
     monkeypatch.setattr(attention, "attend_by_matmul", None)
     torch.testing.assert_close(layer(hidden), short, atol=1e-6, rtol=1e-5)
+
+
+def attend_to_spans(query, key, value, starts, _, longest, __):
+    """Do what torch's kernel for documents does, which no CPU has."""
+    spans = zip(starts.tolist(), starts[1:].tolist(), strict=False)
+    parts = [[states[a:b].transpose(0, 1) for states in (query, key, value)] for a, b in spans if a < b]
+    assert all(part[0].shape[1] <= longest for part in parts)
+    attended = [nn.functional.scaled_dot_product_attention(*part).transpose(0, 1) for part in parts]
+    return torch.cat(attended)
+
+
+def test_by_document_equals_bias(monkeypatch):
+    monkeypatch.setattr(attention, "varlen_attn", attend_to_spans)
+    config = ModelConfig(hidden_size=16, num_attention_heads=2)
+    layer, hidden = SelfAttention(config), torch.randn(*MASK.shape, 16)
+    rotation = RotaryEmbedding(config)(torch.arange(6)[None], torch.float32)
+    found = layer(hidden, document_offsets(MASK, 4), rotation)
+    torch.testing.assert_close(
+        found, layer(hidden, document_bias(MASK, torch.float32), rotation), atol=1e-6, rtol=1e-5
+    )
+
+
+@pytest.mark.gpu
+def test_by_document_equals_bias_on_gpu():
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
+    model = MaskedLM(ModelConfig(**sizes)).cuda()
+    mask = torch.arange(40).expand(3, 40).cuda() // 7 + 1
+    mask[:, 30:] = 0
+    ids = torch.randint(64, mask.shape, device="cuda")
+    outputs, gradients = [], []
+    for most in (None, 8):
+        model.encoder.documents_per_row = most
+        with torch.autocast("cuda", torch.bfloat16):
+            outputs.append(model(ids, mask)[mask > 0].float())
+        gradients.append(torch.autograd.grad(outputs[-1].square().sum(), model.head.dense.weight)[0])
+    torch.testing.assert_close(*outputs, atol=0.02, rtol=0.02)
+    torch.testing.assert_close(*gradients, atol=0.1, rtol=0.05)

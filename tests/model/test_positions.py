@@ -14,6 +14,7 @@ from mlm.model.positions import (
     apply_rotary,
     distance_bias,
     document_bias,
+    document_offsets,
     document_positions,
     sinusoids,
 )
@@ -34,6 +35,20 @@ def test_positions_count_from_first_token_of_document(name):
     row = MASKS[name]
     by_hand = [index - row.index(document) for index, document in enumerate(row)]
     assert document_positions(torch.tensor([row, row[::-1]]))[0].tolist() == by_hand
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_offsets_are_where_runs_begin(name):
+    rows = [MASKS[name], MASKS["packed"]]
+    runs = [
+        5 * at + place
+        for at, row in enumerate(rows)
+        for place in range(5)
+        if place == 0 or row[place] != row[place - 1]
+    ]
+    starts = document_offsets(torch.tensor(rows), 5).starts
+    assert starts.dtype == torch.int32
+    assert starts.tolist() == runs + [10] * (11 - len(runs))
 
 
 @pytest.mark.parametrize("name", MASKS)
