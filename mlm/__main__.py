@@ -68,7 +68,7 @@ COMMANDS = {
     ),
     "predict": Command(
         "label the texts of a file with a fine-tuned model",
-        "mlm.config.finetune:PredictConfig",
+        "mlm.config.evaluation:PredictConfig",
         "mlm.evaluation.predict:predict",
     ),
     "embed": Command(
@@ -77,8 +77,8 @@ COMMANDS = {
         "mlm.evaluation.embed:embed",
     ),
     "evaluate": Command(
-        "measure loss, perplexity and masked accuracy of a model on any text",
-        f"{_CONFIGS}:EvaluateConfig",
+        "measure a model on any text, or a fine-tuned one on a labelled file",
+        "mlm.config.evaluation:EvaluateConfig",
         "mlm.evaluation.masked_lm:evaluate",
     ),
     "fill-mask": Command(

@@ -254,38 +254,6 @@ class InspectConfig(PretrainConfig):
 
 
 @dataclass
-class EvaluateConfig:
-    """Measure a masked language model on any text."""
-
-    model: str
-    """Model folder, or OWNER/NAME on the Hugging Face hub."""
-    data: CorpusConfig = field(default_factory=CorpusConfig)
-    """The text; the whole of it is evaluated, nothing is held out."""
-    masking: MaskingConfig = field(default_factory=MaskingConfig)
-    """Masks are frozen, at validation_mask_rate."""
-    batch_size: int = 32
-    """Rows per pass."""
-    output: str | None = None
-    """Write the figures to this JSON file too; null: print only."""
-
-    def __post_init__(self) -> None:
-        self.model, self.output = (
-            os.path.expanduser(self.model),
-            self.output and os.path.expanduser(self.output),
-        )
-        require(self.batch_size > 0, "batch_size", self.batch_size, "must be at least 1")
-
-    def check_files(self) -> None:
-        """Check that the model and the text are there, and a place for the figures."""
-        check_model_folder("model", self.model)
-        if self.output is not None and not Path(self.output).absolute().parent.is_dir():
-            raise InputError(f"output={self.output} is in a folder that does not exist; make it first")
-        is_folder = self.output is not None and Path(self.output).is_dir()
-        require(not is_folder, "output", self.output, "is a folder; name a file")
-        check_sources(self.data.sources)
-
-
-@dataclass
 class FillMaskConfig:
     """Print the most likely words at each [MASK]."""
 

@@ -1,4 +1,4 @@
-"""Fine-tuning on labelled texts, and prediction: what the two commands can be told.
+"""Fine-tuning on labelled texts: what the command can be told.
 
 Groups whose defaults differ from pretraining's are subclasses, so that `--help` and YAML show the right ones.
 A configuration may stand for several runs; `suite.py` tells which.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +17,10 @@ from typing import ClassVar, Literal
 from mlm.config.errors import InputError, require
 from mlm.config.experiment import RunConfig, check_model_folder, is_hub_name
 from mlm.config.files import find_config
-from mlm.config.glue import FROM_MNLI, MNLI, Selection, TaskRecipe, check_tasks
-from mlm.config.model import Pooling
+from mlm.config.glue import FROM_MNLI, MNLI, SCORES, Selection, TaskRecipe, check_tasks
+from mlm.config.model import LabelType, Pooling
 from mlm.config.suite import check_same, goes_on
 from mlm.config.training import LoggingConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
-
-LabelType = Literal["classification", "regression"]
 
 
 def newest_pretrained_model(runs_dir: str) -> str:
@@ -75,6 +74,15 @@ def check_encoding(key: str, encoding: str) -> None:
         raise InputError(f"{key}={encoding} is no encoding that Python knows; try utf-8 or latin-1") from None
 
 
+def check_separator(key: str, separator: str) -> None:
+    """Check that something stands between labels.
+
+    Raises:
+        InputError: it is empty, or would be stripped.
+    """
+    require(bool(separator.strip()), key, repr(separator), "must be a character that is no space, such as |")
+
+
 @dataclass
 class LabelledConfig:
     """Labelled texts."""
@@ -92,7 +100,9 @@ class LabelledConfig:
     label_column: str = "label"
     """Column of the label."""
     label_type: LabelType = "classification"
-    """A label is the name of a class, or a number to come close to."""
+    """A label is a class, a number to come close to, or any number of classes."""
+    label_separator: str = "|"
+    """Stands between the labels of a multilabel row; a list in jsonl needs none."""
     encoding: str = "utf-8"
     """Text encoding of the files."""
     validation_fraction: float = 0.1
@@ -110,6 +120,7 @@ class LabelledConfig:
             needless = self.train is None and getattr(self, name) is not None
             require(not needless, f"data.{name}", getattr(self, name), "needs data.train beside it")
         check_encoding("data.encoding", self.encoding)
+        check_separator("data.label_separator", self.label_separator)
         fraction, longest = self.validation_fraction, self.max_length
         require(0 < fraction < 1, "data.validation_fraction", fraction, "must lie in (0, 1)")
         require(longest is None or longest >= 8, "data.max_length", longest, "must be at least 8, or null")
@@ -131,9 +142,38 @@ class HeadConfig:
     """What stands for a text, as model.pooling; null: as the model has it."""
     dropout: float = 0.1
     """Dropout before the classifier, in [0, 1)."""
+    class_weights: Literal["balanced"] | list[str] | None = None
+    """What a class counts in training: balanced: rare ones more; or label=weight,...; null: all the same."""
+    label_smoothing: float = 0.0
+    """Share of the target that goes to all classes alike, in [0, 1)."""
 
     def __post_init__(self) -> None:
-        require(0 <= self.dropout < 1, "head.dropout", self.dropout, "must lie in [0, 1)")
+        for name in ("dropout", "label_smoothing"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"head.{name}", value, "must lie in [0, 1)")
+        for entry in self.class_weights if isinstance(self.class_weights, list) else []:
+            require(is_weight(entry), "head.class_weights", entry, "must be label=weight, the weight above 0")
+
+    def check_labels(self, label_type: LabelType) -> None:
+        """Check that what is asked for has a meaning for labels of this kind.
+
+        Raises:
+            InputError: it has none.
+        """
+        number = label_type == "regression"
+        weights, smoothing = self.class_weights, self.label_smoothing
+        require(not number or weights is None, "head.class_weights", weights, "is about classes, not numbers")
+        one = label_type == "classification"
+        require(one or not smoothing, "head.label_smoothing", smoothing, "needs labels of which one holds")
+
+
+def is_weight(entry: str) -> bool:
+    """Tell whether a text is a label, an equals sign, and a number above 0."""
+    label, _, weight = entry.rpartition("=")
+    try:
+        return bool(label) and 0 < float(weight) < math.inf
+    except ValueError:
+        return False
 
 
 @dataclass
@@ -148,6 +188,12 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     """Decay of AdamW's first and second moment."""
     eps: float = 1e-6
     """Added to the root of AdamW's second moment."""
+    layer_decay: float = 1.0
+    """Learning rate of each layer as a share of that above it: 1 for the head, least for the embeddings."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.layer_decay <= 1, "optimizer.layer_decay", self.layer_decay, "must lie in (0, 1]")
 
 
 @dataclass
@@ -170,6 +216,10 @@ class FinetuneTrainerConfig:
     """Examples per optimizer step."""
     keep: Literal["last", "best"] = "last"
     """The model kept: after the last epoch, or the best one by validation."""
+    early_stopping: int | None = None
+    """Epochs without a better score after which to stop, with keep=best; null: all epochs."""
+    freeze: Literal["embeddings", "encoder"] | int | None = None
+    """Left as it is: embeddings, a number of lowest layers with them, or the whole encoder; null: nothing."""
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
     """Arithmetic; auto: bf16-mixed where the hardware has it, else 32-true."""
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
@@ -179,6 +229,13 @@ class FinetuneTrainerConfig:
         for name in ("max_epochs", "batch_size"):
             value = getattr(self, name)
             require(value > 0, f"trainer.{name}", value, "must be at least 1")
+        patience, layers = self.early_stopping, self.freeze
+        is_layers = not isinstance(layers, int) or layers > 0
+        require(is_layers, "trainer.freeze", layers, "must be at least 1, embeddings, encoder or null")
+        counts = patience is None or patience > 0
+        require(counts, "trainer.early_stopping", patience, "must be at least 1, or null")
+        keeps = patience is None or self.keep == "best"
+        require(keeps, "trainer.early_stopping", patience, "keeps the best epoch: add --trainer.keep best")
 
     def on_one_device(self, steps: int) -> TrainerConfig:
         """Return the same in the terms of pretraining's trainer."""
@@ -252,6 +309,7 @@ class FinetuneConfig(RunConfig):
             setattr(self, name, getattr(self, name) and os.path.expanduser(getattr(self, name)))
         self.task = check_tasks(self.task)
         tasks = ",".join(self.task)
+        self.head.check_labels("regression" if SCORES in self.task else self.data.label_type)
         both = bool(self.task and self.data.train)
         require(not both, "task", tasks, f"and data.train={self.data.train} are two tasks; give one of them")
         for name in ("glue_dir", "submit"):
@@ -301,44 +359,3 @@ class FinetuneConfig(RunConfig):
             self.tokenizer = self.model_config if of_model else newest_pretrained_model(self.runs_dir)
         there = is_hub_name(self.tokenizer) or Path(self.tokenizer).exists()
         require(there, "tokenizer", self.tokenizer, f"is neither file nor folder; looked in {os.getcwd()}")
-
-
-@dataclass
-class PredictConfig:
-    """Label the texts of a file with a fine-tuned model.
-
-    Example: mlm predict --model runs/reviews/model --input new.csv --output labels.csv
-    """
-
-    model: str
-    """Model folder that `mlm finetune` wrote."""
-    input: str
-    """csv, tsv, jsonl, json or parquet file; labels in it are not looked at."""
-    output: str
-    """CSV file to write: row, label, and a column of probabilities for each class."""
-    text_column: str = "text"
-    """Column of the text."""
-    text_pair_column: str | None = None
-    """Column of the second text; null: single texts."""
-    id_column: str | None = None
-    """Column copied to the output as row; null: the number of the row, from 1."""
-    encoding: str = "utf-8"
-    """Text encoding of the input."""
-    max_length: int | None = None
-    """Most tokens of an example, special ones included; null: the longest, as far as the model reads."""
-    batch_size: int = 64
-    """Examples per pass."""
-
-    def __post_init__(self) -> None:
-        self.model, self.input, self.output = map(os.path.expanduser, (self.model, self.input, self.output))
-        check_encoding("encoding", self.encoding)
-        longest = self.max_length
-        require(longest is None or longest >= 8, "max_length", longest, "must be at least 8, or null")
-        require(self.batch_size > 0, "batch_size", self.batch_size, "must be at least 1")
-
-    def check_files(self) -> None:
-        """Check that model and input are there, and a folder for the output."""
-        check_model_folder("model", self.model)
-        check_text_file("input", self.input)
-        folder = Path(self.output).absolute().parent
-        require(folder.is_dir(), "output", self.output, f"cannot be written: there is no folder {folder}")

@@ -17,6 +17,8 @@ GLUE_TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnl
 """As they are called here and on the Hugging Face hub; the last is the diagnostic set of MNLI's model."""
 DIAGNOSTIC = "ax"
 MNLI = "mnli"
+SCORES = "stsb"
+"""The task whose labels are numbers."""
 FROM_MNLI = ("rte", "mrpc", "stsb")
 """The small tasks that gain most from starting at the model of MNLI (Liu et al. 2019, arXiv:1907.11692)."""
 

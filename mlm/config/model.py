@@ -12,6 +12,8 @@ from typing import Literal, get_args
 
 from mlm.config.errors import InputError, require, require_finite
 
+LabelType = Literal["classification", "regression", "multilabel"]
+"""Whether a text has one of several classes, a number, or any number of classes."""
 Pooling = Literal["cls", "mean", "cls_tanh", "cls_relu", "cls_gelu"]
 """What stands for a text: its first token or the mean over its tokens, to which a classifier applies
 ModernBERT's transform; or its first token, with the dense layer of BERT, DistilBERT or ELECTRA."""
@@ -237,17 +239,15 @@ class ClassifierConfig:
 
     labels: tuple[str, ...]
     """Names of the classes, in the order of their ids; for a score its one name."""
-    label_type: Literal["classification", "regression"] = "classification"
-    """Whether the outputs are logits of classes, or one score."""
+    label_type: LabelType = "classification"
+    """Whether the outputs are logits of classes, of which one holds or any number do, or one score."""
     dropout: float = 0.1
     """Dropout before the last layer, in [0, 1)."""
 
     def __post_init__(self) -> None:
         labels, found = list(self.labels), len(self.labels)
         require(len(set(labels)) == found > 0, "labels", labels, "must be distinct names")
-        require(
-            self.label_type == "classification" or found == 1, "labels", labels, "must be one for a score"
-        )
+        require(self.label_type != "regression" or found == 1, "labels", labels, "must be one for a score")
         require(0 <= self.dropout < 1, "classifier_dropout", self.dropout, "must lie in [0, 1)")
 
     def order_of(self, labels: tuple[str, ...]) -> list[int] | None:

@@ -48,7 +48,7 @@ class LabelledBatch(TypedDict):
     token_type_ids: Tensor
     """(B, S) int64, 1 in the second text of a pair."""
     labels: Tensor | None
-    """(B,) ids of classes int64, or numbers float32; None: not known."""
+    """(B,) ids of classes int64, or numbers float32, or (B, C) float32 of 0 and 1; None: not known."""
     num_tokens: int
     """Tokens that are not padding, counted here so that no device has to be asked."""
 
@@ -81,7 +81,7 @@ class EncodedExamples(Dataset[LabelledBatch]):
         """Return the labels of some rows, or of all, as a batch holds them."""
         assert self.labels is not None, "asked for labels that are not known"
         chosen = self.labels[rows]
-        return torch.from_numpy(chosen.astype(np.float32) if chosen.dtype.kind == "f" else chosen)
+        return torch.from_numpy(chosen.astype(np.float32) if chosen.dtype.kind in "fb" else chosen)
 
     def __getitem__(self, rows: Ints) -> LabelledBatch:
         lengths = self.lengths[rows]

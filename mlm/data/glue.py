@@ -23,8 +23,8 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from mlm.config.errors import InputError
-from mlm.config.finetune import LabelType
 from mlm.config.glue import DIAGNOSTIC, MNLI
+from mlm.config.model import LabelType
 from mlm.data.formats import READ_ERRORS, one_line, split_lines, text_blocks
 from mlm.data.labelled import Examples, LabelledTask
 from mlm.data.remote import HUB_TIMEOUT_S

@@ -1,8 +1,7 @@
 """Labelled files: rows to texts, labels to ids, and the part that is held out.
 
 - files are read as text, as the corpus is: `NA`, `007` and quotes survive (`formats.py`, `tables.py`)
-- the ids of classes are the places of their names in sorted order, whole numbers by value: the same for any
-  order of the rows; nothing is guessed from the type of a column
+- what a label is, `labels.py` decides
 - mistakes name file, row (counted from 1, without the header) and value, before anything is trained
 """
 
@@ -11,9 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,8 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from mlm.config.errors import InputError
-from mlm.config.finetune import LabelledConfig, LabelType
+from mlm.config.finetune import LabelledConfig
+from mlm.config.model import LabelType
 from mlm.counter import uniform
 from mlm.data.formats import (
     BLOCK_BYTES,
@@ -35,10 +33,9 @@ from mlm.data.formats import (
     split_lines,
     text_blocks,
 )
+from mlm.data.labels import NO_CLASS, label_array, label_ids, label_names, label_numbers, sort_labels
 from mlm.data.tables import Row, csv_rows, json_rows
 
-NO_CLASS = "-1"
-"""What data sets write in place of a label that is kept secret."""
 MANY_CLASSES = 100
 """From this many classes on we ask whether the labels are not numbers."""
 TABLE_FORMATS = "csv, tsv, jsonl, json and parquet"
@@ -54,7 +51,7 @@ class Examples:
     pairs: list[str] | None = None
     """The second text of each; None: single texts."""
     labels: npt.NDArray[Any] | None = None
-    """(N,) ids of classes int64, or numbers float64; None: not known."""
+    """(N,) ids of classes int64 or numbers float64, or (N, C) bool for multilabel; None: not known."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -193,20 +190,9 @@ def read_task(config: LabelledConfig) -> LabelledTask:
     """
     assert config.train, "a run without a file has a task of its own"
     table = read_table(config.train, config.encoding)
-    train = _examples(table, config)
-    if config.label_type == "regression":
-        labels: tuple[str, ...] = (config.label_column,)
-        train = replace(train, labels=_numbers(table, config))
-    else:
-        found = _classes(table, config)
-        labels = sort_labels(found)
-        if len(labels) < 2:
-            every = f"{table.name}: every {config.label_column} is {labels[0]}"
-            raise InputError(f"{every}; a classifier needs two classes")
-        if len(labels) > MANY_CLASSES:
-            text = "%s holds %d different labels; for numbers set --data.label_type regression"
-            log.warning(text, table.name, len(labels))
-        train = replace(train, labels=_ids(found, labels, table, config))
+    examples = _examples(table, config)
+    labels = (config.label_column,) if config.label_type == "regression" else _all_labels(table, config)
+    train = replace(examples, labels=_labels(table, config, labels))
     name = Path(config.train).name.partition(".")[0]
     if config.validation:
         validation = _labelled(read_table(config.validation, config.encoding), config, labels)
@@ -218,12 +204,28 @@ def read_task(config: LabelledConfig) -> LabelledTask:
     return LabelledTask(name, config.label_type, labels, train, validation, where, test)
 
 
-def sort_labels(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the distinct names in the order of their ids: sorted, whole numbers by value."""
-    distinct = sorted(set(names))
-    if all(name.lstrip("-").isdecimal() and name.isascii() and str(int(name)) == name for name in distinct):
-        distinct.sort(key=int)
-    return tuple(distinct)
+def _all_labels(table: Table, config: LabelledConfig) -> tuple[str, ...]:
+    """Return the names of the classes by their ids."""
+    rows = label_names(_label_cells(table, config), config.label_column, _separator(config))
+    labels = sort_labels([name for row in rows for name in row])
+    is_set = config.label_type == "multilabel"
+    if len(labels) < (1 if is_set else 2):
+        if is_set:
+            raise InputError(f"{table.name}: no row has a {config.label_column}; nothing can be learnt")
+        every = f"{table.name}: every {config.label_column} is {labels[0]}"
+        raise InputError(f"{every}; a classifier needs two classes")
+    if len(labels) > MANY_CLASSES and not is_set:
+        text = "%s holds %d different labels; for numbers set --data.label_type regression"
+        log.warning(text, table.name, len(labels))
+    return labels
+
+
+def _separator(config: LabelledConfig) -> str | None:
+    return config.label_separator if config.label_type == "multilabel" else None
+
+
+def _label_cells(table: Table, config: LabelledConfig) -> list[tuple[str, Any]]:
+    return list(table.cells(config.label_column, "--data.label_column"))
 
 
 def _examples(table: Table, config: LabelledConfig) -> Examples:
@@ -234,10 +236,16 @@ def _examples(table: Table, config: LabelledConfig) -> Examples:
 
 def _labelled(table: Table, config: LabelledConfig, labels: tuple[str, ...]) -> Examples:
     """Return the examples of a table whose labels have to be among those known from training."""
-    examples = _examples(table, config)
+    return replace(_examples(table, config), labels=_labels(table, config, labels))
+
+
+def _labels(table: Table, config: LabelledConfig, labels: tuple[str, ...]) -> npt.NDArray[Any]:
+    cells, column = _label_cells(table, config), config.label_column
     if config.label_type == "regression":
-        return replace(examples, labels=_numbers(table, config))
-    return replace(examples, labels=_ids(_classes(table, config), labels, table, config))
+        return label_numbers(cells, column)
+    names = label_names(cells, column, _separator(config))
+    ids = label_ids(names, labels, cells, column)
+    return label_array(ids, config.label_type, len(labels))
 
 
 def _test(config: LabelledConfig, labels: tuple[str, ...]) -> Examples:
@@ -245,55 +253,13 @@ def _test(config: LabelledConfig, labels: tuple[str, ...]) -> Examples:
     table = read_table(str(config.test), config.encoding)
     unknown = {"", NO_CLASS} if config.label_type == "classification" else {""}
     values = [row.get(config.label_column) for _, row in table.rows]
-    if any(value is None or str(value).strip() in unknown for value in values):
+    missing = [value is None or str(value).strip() in unknown for value in values]
+    # A text may have no label at all, but a whole file without any is one that nobody labelled.
+    if (all if config.label_type == "multilabel" else any)(missing):
         text = "%s: not every row has a %s, so it is predicted and not scored"
         log.info(text, table.name, config.label_column)
         return _examples(table, config)
     return _labelled(table, config, labels)
-
-
-def _classes(table: Table, config: LabelledConfig) -> list[str]:
-    """Return the name of each row's class."""
-    names = []
-    for place, value in table.cells(config.label_column, "--data.label_column"):
-        name = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value).strip()
-        if not name:
-            raise InputError(f"{place}: {config.label_column} is missing")
-        if name == NO_CLASS:
-            raise InputError(
-                f"{place}: {config.label_column} is -1, which stands for 'no label'; leave such rows out, "
-                "or call the class otherwise"
-            )
-        names.append(name)
-    return names
-
-
-def _ids(
-    names: list[str], labels: tuple[str, ...], table: Table, config: LabelledConfig
-) -> npt.NDArray[np.int64]:
-    """Return the ids of the classes."""
-    ids = {label: number for number, label in enumerate(labels)}
-    for (place, _), name in zip(table.rows, names, strict=True):
-        if name not in ids:
-            known = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
-            where = f"{table.name}, {place}: {config.label_column} {name}"
-            raise InputError(f"{where} is not among the labels of training: {known}")
-    return np.array([ids[name] for name in names], np.int64)
-
-
-def _numbers(table: Table, config: LabelledConfig) -> npt.NDArray[np.float64]:
-    """Return the number of each row."""
-    numbers = []
-    for place, value in table.cells(config.label_column, "--data.label_column"):
-        try:
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            found = "is missing" if value is None else f"is {str(value)[:60]!r}, which is no number"
-            raise InputError(f"{place}: {config.label_column} {found}; regression needs one in every row")
-        numbers.append(number)
-    return np.array(numbers, np.float64)
 
 
 def hold_out(examples: Examples, fraction: float, name: str) -> tuple[Examples, Examples]:
@@ -307,24 +273,32 @@ def hold_out(examples: Examples, fraction: float, name: str) -> tuple[Examples, 
     """
     share = uniform(text_hashes(examples).view(np.int64))
     assert examples.labels is not None, "only labelled examples are divided"
-    is_number = examples.labels.dtype.kind == "f"
-    classes = np.zeros(len(share), np.int64) if is_number else examples.labels
     held_out = share < fraction
-    for label in np.unique(classes):
-        if held_out[classes == label].all():
-            held_out &= classes != label
+    for members in _members(examples.labels):
+        if held_out[members].all():
+            held_out &= ~members
     if not held_out.any():
-        held_out = _smallest(share, classes)
+        held_out = _smallest(share, examples.labels)
     if not held_out.any():
         raise InputError(f"{name}: too few rows to hold some out; give a file with --data.validation")
     return examples.take(np.flatnonzero(~held_out)), examples.take(np.flatnonzero(held_out))
 
 
-def _smallest(share: npt.NDArray[np.float64], classes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def _members(labels: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.bool_]]:
+    """Yield for each class there is which examples have it, (N,); numbers are one class."""
+    if labels.ndim == 2:
+        yield from (column for column in labels.T if column.any())
+    elif labels.dtype.kind == "f":
+        yield np.ones(len(labels), bool)
+    else:
+        yield from (labels == label for label in np.unique(labels))
+
+
+def _smallest(share: npt.NDArray[np.float64], labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return the first text in the order of hashes without which every class still has an example."""
     for value in np.unique(share):
         chosen = share == value
-        if len(np.unique(classes[~chosen])) == len(np.unique(classes)):
+        if all((members & ~chosen).any() for members in _members(labels)):
             return chosen
     return np.zeros(len(share), bool)
 
@@ -339,9 +313,3 @@ def text_hashes(examples: Examples) -> npt.NDArray[np.uint64]:
 def _text_hash(text: str, pair: str) -> int:
     content = b"\0".join(part.encode("utf-8", "surrogatepass") for part in (text, pair))
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-
-
-def label_counts(labels: tuple[str, ...], ids: npt.NDArray[np.int64]) -> dict[str, int]:
-    """Return how often each class occurs, by name."""
-    counts = Counter(ids.tolist())
-    return {label: counts[number] for number, label in enumerate(labels)}

@@ -71,7 +71,7 @@ def embed(config: EmbedConfig) -> int:
     texts = read_texts(config.input, config.text_column, config.encoding)
     longest = max_length(encoder.config, config.max_length or _trained_length(folder), "max_length")
     examples = encode_examples(tokenizer, Examples(texts), longest)
-    tell_truncated(examples, config.input, longest)
+    tell_truncated(examples.num_truncated, len(examples), config.input, longest)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     vectors = embed_examples(
         encoder.to(device), examples, config.pooling, config.normalize, config.batch_size

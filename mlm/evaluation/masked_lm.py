@@ -15,10 +15,11 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from mlm.config.data import IGNORE_INDEX
-from mlm.config.experiment import EvaluateConfig
+from mlm.config.evaluation import EvaluateConfig
 from mlm.data.collate import MaskedBatch, MaskedRows, Rows, build_masking
 from mlm.data.corpus import prepare_evaluation
 from mlm.data.sampler import ValidationSampler
+from mlm.evaluation.classifier import evaluate_classifier
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_masked_lm
 from mlm.masking import Masking
@@ -85,11 +86,13 @@ def score_batches(model: MaskedLM, batches: Iterable[MaskedBatch], device: torch
 
 
 def evaluate(config: EvaluateConfig) -> int:
-    """Print the scores of a model on a text: the `evaluate` command.
+    """Print the scores of a model on a text, or on a labelled file: the `evaluate` command.
 
     Raises:
         InputError: no model or no text where the configuration says.
     """
+    if config.input is not None:
+        return evaluate_classifier(config)
     folder = model_folder(config.model)
     model, tokenizer = load_masked_lm(folder, needs_head=True), load_tokenizer(folder)
     longest = model.config.max_position_embeddings or config.data.seq_len

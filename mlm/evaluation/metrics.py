@@ -9,13 +9,17 @@ C classes, N examples.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mlm.config.model import LabelType
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 
 def confusion_matrix(labels: Ints, predictions: Ints, num_classes: int) -> Ints:
@@ -77,16 +81,71 @@ def _ranks(values: Floats) -> Floats:
     return (np.cumsum(counts) - (counts - 1) / 2)[place]
 
 
-def task_metrics(
-    label_type: Literal["classification", "regression"], labels: npt.NDArray[np.generic], logits: Floats
-) -> dict[str, float]:
+def set_scores(labels: Bools, predictions: Bools) -> dict[str, float]:
+    """Return the scores of predictions of any number of labels, each (N, C).
+
+    F1 micro counts every label of every text alike, macro is the mean over the labels, of which one that
+    neither occurs nor is predicted scores 0; subset accuracy is the share of the texts with all labels right.
+    """
+    right = (labels & predictions).sum(0)
+    both = labels.sum(0) + predictions.sum(0)
+    return {
+        "f1_micro": float(2 * right.sum() / max(both.sum(), 1)),
+        "f1_macro": float((2 * right / np.maximum(both, 1)).mean()),
+        "subset_accuracy": float((labels == predictions).all(1).sum() / max(len(labels), 1)),
+    }
+
+
+def predicted(label_type: LabelType, logits: Floats) -> npt.NDArray[Any]:
+    """Return what logits (N, C) say: (N,) ids of classes or numbers, or for multilabel (N, C) bool."""
+    if label_type == "multilabel":
+        return logits > 0
+    return logits[:, 0] if label_type == "regression" else logits.argmax(1)
+
+
+def class_counts(labels: npt.NDArray[Any], logits: Floats) -> Ints:
+    """Return how often each class occurs, is predicted, and is predicted rightly, (C, 3).
+
+    Args:
+        labels: (N,) ids of classes, or (N, C) bool.
+        logits: (N, C).
+    """
+    if labels.ndim == 2:
+        said = predicted("multilabel", logits)
+        return np.stack([labels.sum(0), said.sum(0), (labels & said).sum(0)], axis=1)
+    confusion = confusion_matrix(labels, logits.argmax(1), logits.shape[1])
+    return np.stack([confusion.sum(1), confusion.sum(0), confusion.diagonal()], axis=1)
+
+
+def counts_of_classes(labels: Sequence[str], ids: npt.NDArray[Any], logits: Floats) -> dict[str, Any]:
+    """Return the names of the classes, and by name how often each occurs, is predicted, and is rightly."""
+    counts = dict(zip(("examples", "predicted", "right"), class_counts(ids, logits).T.tolist(), strict=True))
+    by_name = {name: dict(zip(labels, column, strict=True)) for name, column in counts.items()}
+    return {"labels": list(labels), **{f"{name}_counts": table for name, table in by_name.items()}}
+
+
+def class_table(counts: Mapping[str, Any]) -> list[str]:
+    """Return lines that say for each class how often it occurs, is predicted, and is predicted rightly."""
+    labels = counts.get("labels", [])
+    if not labels:
+        return []
+    width = max(5, *map(len, labels))
+    columns = (counts[f"{name}_counts"].values() for name in ("examples", "predicted", "right"))
+    rows = zip(labels, *columns, strict=True)
+    header = f"  {'class':{width}}  examples  predicted  right"
+    return ["", header, *(f"  {label:{width}}  {n:8,}  {p:9,}  {r:5,}" for label, n, p, r in rows)]
+
+
+def task_metrics(label_type: LabelType, labels: npt.NDArray[Any], logits: Floats) -> dict[str, float]:
     """Return the scores of a model's outputs, the one that ranks epochs first.
 
     Args:
         label_type: what the labels are.
-        labels: (N,) ids of classes, or numbers.
+        labels: (N,) ids of classes, or numbers, or (N, C) bool.
         logits: (N, C), for numbers (N, 1).
     """
+    if label_type == "multilabel":
+        return set_scores(labels, predicted(label_type, logits))
     if label_type == "regression":
         targets, scores = labels.astype(np.float64), logits[:, 0].astype(np.float64)
         return {"pearson": pearson(targets, scores), "spearman": spearman(targets, scores)}

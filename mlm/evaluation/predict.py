@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import csv
 import logging
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed
 from torch import Tensor
 
-from mlm.config.errors import InputError
-from mlm.config.finetune import PredictConfig
+from mlm.config.errors import InputError, require
+from mlm.config.evaluation import Devices, PredictConfig
+from mlm.config.launch import launched
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.data.cache import replacing
 from mlm.data.examples import EncodedExamples, LabelledBatch, batches_in_order, encode_examples
@@ -68,7 +76,14 @@ def softmax(logits: Floats) -> Floats:
     return exponentials / exponentials.sum(1, keepdims=True)
 
 
-def write_predictions(path: Path, ids: Iterable[str], logits: Floats, classifier: ClassifierConfig) -> None:
+def sigmoid(logits: Floats) -> Floats:
+    """Return the probability of each label by itself, (N, C)."""
+    return np.exp(-np.logaddexp(0.0, -logits))
+
+
+def write_predictions(
+    path: Path, ids: Iterable[str], logits: Floats, classifier: ClassifierConfig, separator: str = "|"
+) -> None:
     """Write a CSV file with row, label and the probability of each class; it is whole or not there at all.
 
     Args:
@@ -76,17 +91,36 @@ def write_predictions(path: Path, ids: Iterable[str], logits: Floats, classifier
         ids: the name of each row.
         logits: (N, C).
         classifier: what the columns mean; for a score, the label is the number and there are no others.
+        separator: stands between the labels of a text that may have any number of them.
+
+    Raises:
+        InputError: it stands in a label too.
     """
-    is_score = classifier.label_type == "regression"
-    chances = np.zeros((len(logits), 0)) if is_score else softmax(logits)
-    numbers = [f"{score:.7g}" for score in logits[:, 0]]
-    labels = numbers if is_score else [classifier.labels[best] for best in logits.argmax(1)]
-    names = [] if is_score else [f"probability_{label}" for label in classifier.labels]
-    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    names = [f"probability_{label}" for label in classifier.labels]
+    if classifier.label_type == "regression":
+        names, chances = [], np.zeros((len(logits), 0))
+        labels = [f"{score:.7g}" for score in logits[:, 0]]
+    elif classifier.label_type == "multilabel":
+        chances, labels = sigmoid(logits), joined_labels(classifier.labels, logits > 0, separator)
+    else:
+        chances, labels = softmax(logits), [classifier.labels[best] for best in logits.argmax(1)]
+    with replacing(path) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["row", "label", *names])
         for row, label, shares in zip(ids, labels, chances, strict=True):
             writer.writerow([row, label, *(f"{share:.6f}" for share in shares)])
+
+
+def joined_labels(names: Sequence[str], has: npt.NDArray[np.bool_], separator: str) -> list[str]:
+    """Return the labels of each text in one piece; `has` is (N, C).
+
+    Raises:
+        InputError: the separator stands in a label too.
+    """
+    ambiguous = next((name for name in names if separator in name), None)
+    if ambiguous is not None:
+        raise InputError(f"label_separator={separator} stands in the label {ambiguous}; choose another")
+    return [separator.join(names[number] for number in np.flatnonzero(row).tolist()) for row in has]
 
 
 def max_length(model: ModelConfig, asked: int | None, key: str) -> int | None:
@@ -101,11 +135,106 @@ def max_length(model: ModelConfig, asked: int | None, key: str) -> int | None:
     return asked or longest
 
 
-def tell_truncated(examples: EncodedExamples, name: str, longest: int | None) -> None:
-    """Log how many examples were too long, if any."""
-    if examples.num_truncated:
-        share = examples.num_truncated / len(examples)
-        log.warning("%s: %.1f %% of the examples are cut to %s tokens", name, 100 * share, longest)
+def tell_truncated(number: int, total: int, name: str, longest: int | None) -> None:
+    """Log how many of all examples were too long, if any."""
+    if number:
+        log.warning("%s: %.1f %% of the examples are cut to %s tokens", name, 100 * number / total, longest)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a model says of texts."""
+
+    logits: Floats
+    """(N, C)"""
+    num_truncated: int
+    """Texts that were too long."""
+    longest: int | None
+    """Tokens they were cut to; None: the model knows no bound."""
+    classifier: ClassifierConfig
+    """What the logits mean."""
+
+
+def say(
+    folder: str | Path, examples: Examples, longest: int | None, batch_size: int, devices: Devices = "auto"
+) -> Said | None:
+    """Let a model say something of all examples, with any number of processes; each takes every n-th one.
+
+    Args:
+        folder: of the model.
+        examples: (N).
+        longest: most tokens of an example; None: as far as the model reads.
+        batch_size: examples a pass.
+        devices: processes to start; auto: none if torchrun started some, else one for each GPU.
+
+    Returns:
+        The answers in the order of the examples; None in a process of torchrun that is not the first.
+
+    Raises:
+        InputError: the folder holds no classifier, or it reads less than `longest`.
+    """
+    launch = launched()
+    if launch is not None and launch.world_size > 1:
+        return _say_together(folder, examples, longest, batch_size)
+    there = torch.cuda.device_count()
+    number = max(there, 1) if devices == "auto" else devices
+    require(not there or number <= there, "devices", number, f"is more than the {there} GPU(s) here")
+    number = min(number, len(examples))
+    task = partial(_say_share, folder, examples, longest, batch_size, number)
+    if number == 1:
+        return task(0)
+    # Started anew and not copied: CUDA and threads do not survive a copy.
+    with ProcessPoolExecutor(number, mp_context=get_context("spawn")) as pool:
+        return _in_order(list(pool.map(task, range(number))))
+
+
+def _say_share(
+    folder: str | Path, examples: Examples, longest: int | None, batch_size: int, number: int, rank: int
+) -> Said:
+    """Let the model speak of the examples rank, rank + number, ..."""
+    if number > 1:
+        torch.set_num_threads(max((os.cpu_count() or 1) // number, 1))
+    model, tokenizer = load_classifier(folder), load_tokenizer(folder)
+    model.config.check_fit(num_ids(tokenizer), seq_len=1)
+    longest = max_length(model.config, longest, "max_length")
+    encoded = encode_examples(tokenizer, examples.take(np.arange(rank, len(examples), number)), longest)
+    gpus = torch.cuda.device_count()
+    logits = predict_logits(model.to(f"cuda:{rank % gpus}" if gpus else "cpu"), encoded, batch_size)
+    return Said(logits, encoded.num_truncated, longest, model.classifier_config)
+
+
+def _say_together(
+    folder: str | Path, examples: Examples, longest: int | None, batch_size: int
+) -> Said | None:
+    """Take this process's share, and give it to the first."""
+    torch.distributed.init_process_group("gloo")
+    try:
+        rank, number = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        share = _say_share(folder, examples, longest, batch_size, number, rank)
+        shares: list[Any] | None = [None] * number if rank == 0 else None
+        torch.distributed.gather_object(share, shares)
+        return _in_order(shares) if shares else None
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _in_order(shares: Sequence[Said]) -> Said:
+    """Put the shares together."""
+    first, number = shares[0], len(shares)
+    logits = np.zeros((sum(len(share.logits) for share in shares), first.logits.shape[1]))
+    for rank, share in enumerate(shares):
+        logits[rank::number] = share.logits
+    return replace(first, logits=logits, num_truncated=sum(share.num_truncated for share in shares))
+
+
+def read_examples(table: Table, text_column: str, text_pair_column: str | None) -> Examples:
+    """Return the texts of a file.
+
+    Raises:
+        InputError: a column is not there, or a text is missing.
+    """
+    texts = table.texts(text_column, "--text_column")
+    return Examples(texts, table.texts(text_pair_column, "--text_pair_column") if text_pair_column else None)
 
 
 def predict(config: PredictConfig) -> int:
@@ -114,19 +243,14 @@ def predict(config: PredictConfig) -> int:
     Raises:
         InputError: no classifier or no texts where the configuration says.
     """
-    folder = model_folder(config.model)
-    model, tokenizer = load_classifier(folder), load_tokenizer(folder)
-    model.config.check_fit(num_ids(tokenizer), seq_len=1)
     table = read_table(config.input, config.encoding)
-    pair = config.text_pair_column
-    texts = table.texts(config.text_column, "--text_column")
-    pairs = table.texts(pair, "--text_pair_column") if pair else None
-    longest = max_length(model.config, config.max_length, "max_length")
-    examples = encode_examples(tokenizer, Examples(texts, pairs), longest)
-    tell_truncated(examples, table.name, longest)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    logits = predict_logits(model.to(device), examples, config.batch_size)
-    write_predictions(Path(config.output), _row_ids(table, config.id_column), logits, model.classifier_config)
+    examples = read_examples(table, config.text_column, config.text_pair_column)
+    ids, folder = _row_ids(table, config.id_column), model_folder(config.model)
+    said = say(folder, examples, config.max_length, config.batch_size, config.devices)
+    if said is None:
+        return 0
+    tell_truncated(said.num_truncated, len(examples), table.name, said.longest)
+    write_predictions(Path(config.output), ids, said.logits, said.classifier, config.label_separator)
     print(f"{len(examples):,} rows labelled: {config.output}")
     return 0
 

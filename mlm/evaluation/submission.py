@@ -45,7 +45,7 @@ def answer(
     examples, classifier = read_part(task, part, glue_dir), load_classifier(model)
     longest = max_length(classifier.config, longest, "data.max_length")
     encoded = encode_examples(load_tokenizer(model), examples, longest)
-    tell_truncated(encoded, f"{task}, {part}", longest)
+    tell_truncated(encoded.num_truncated, len(encoded), f"{task}, {part}", longest)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     logits = predict_logits(classifier.to(device), encoded, batch_size)
     return spell(task, logits, classifier.classifier_config)

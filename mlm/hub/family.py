@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
 from mlm.config.errors import InputError
-from mlm.config.model import ClassifierConfig, ModelConfig, Pooling
+from mlm.config.model import ClassifierConfig, LabelType, ModelConfig, Pooling
 
 Json = dict[str, Any]
 
@@ -24,9 +24,10 @@ TOKEN_IDS = {f"{name}_token_id": name for name in ("pad", "cls", "sep", "mask")}
 TOKEN_IDS |= {"bos_token_id": "cls", "eos_token_id": "sep"}  # without these, ModernBERT's are out of range
 """Fields of config.json for token ids, and the fields of `SpecialTokens` they repeat."""
 
-PROBLEM_TYPES: dict[Literal["classification", "regression"], str] = {
+PROBLEM_TYPES: dict[LabelType, str] = {
     "classification": "single_label_classification",
     "regression": "regression",
+    "multilabel": "multi_label_classification",
 }
 """How config.json calls each `ClassifierConfig.label_type`."""
 

@@ -62,13 +62,21 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
 
 
-def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def mean_loss(
+    logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
+) -> Tensor:
     """Return the mean cross-entropy in nats, or for numbers the mean squared error, as a float32 scalar.
 
     Args:
         logits: (B, C); for numbers (B, 1).
-        labels: (B,) ids of classes int64, or numbers float32.
+        labels: (B,) ids of classes int64, or numbers float32, or (B, C) float32 with 1 for each label that a
+            text has; then it is the mean binary cross-entropy.
+        weights: (C,) what an example of each class counts, the mean being weighted by it; with any number of
+            labels what having one counts against not having it. None: all count the same.
+        smoothing: share of the target that goes to all classes alike.
     """
+    if labels.ndim == 2:
+        return F.binary_cross_entropy_with_logits(logits.float(), labels, pos_weight=weights)
     if labels.is_floating_point():
         return F.mse_loss(logits[:, 0].float(), labels)
-    return F.cross_entropy(logits.float(), labels)
+    return F.cross_entropy(logits.float(), labels, weights, label_smoothing=smoothing)

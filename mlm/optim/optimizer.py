@@ -20,6 +20,9 @@ from torch import Tensor, nn
 
 from mlm.config.training import OptimizerConfig
 
+Share = Callable[[str], float]
+"""A function of a parameter's name: what it gets of the learning rate."""
+
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 
@@ -148,7 +151,7 @@ def _evaluate(closure: Callable[[], Tensor] | None) -> Tensor | None:
 
 
 def param_groups(
-    model: nn.Module, config: OptimizerConfig, num_blocks: dict[str, int]
+    model: nn.Module, config: OptimizerConfig, num_blocks: dict[str, int], share: Share = lambda name: 1.0
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the groups for Muon and for AdamW; every trainable parameter is in exactly one.
 
@@ -156,29 +159,37 @@ def param_groups(
         model: whose linear layers' weights are the hidden matrices (embeddings are not linear layers).
         config: names the optimizer.
         num_blocks: how many projections a fused weight stacks, by parameter name; 1 where it is not named.
+        share: what a parameter gets of the learning rate, by its name.
     """
     hidden = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    matrices: dict[int, list[nn.Parameter]] = defaultdict(list)
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
+    matrices: dict[tuple[int, float], list[nn.Parameter]] = defaultdict(list)
+    decayed: dict[float, list[nn.Parameter]] = defaultdict(list)
+    plain: dict[float, list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if config.name == "muon" and name in hidden:
-            matrices[num_blocks.get(name, 1)].append(parameter)
+            matrices[num_blocks.get(name, 1), share(name)].append(parameter)
         else:
-            (decayed if parameter.ndim >= 2 else plain).append(parameter)
+            (decayed if parameter.ndim >= 2 else plain)[share(name)].append(parameter)
     muon_lr = config.lr if config.muon_lr is None else config.muon_lr
-    muon = [{"params": found, "num_blocks": count, "peak_lr": muon_lr} for count, found in matrices.items()]
-    adamw = [
-        {"params": decayed, "peak_lr": config.lr, "weight_decay": config.weight_decay},
-        {"params": plain, "peak_lr": config.lr, "weight_decay": 0.0},
+    muon = [
+        {"params": found, "num_blocks": count, "peak_lr": muon_lr * part}
+        for (count, part), found in matrices.items()
     ]
-    return muon, [group for group in adamw if group["params"]]
+    adamw = [
+        {"params": found, "peak_lr": config.lr * part, "weight_decay": decay}
+        for groups, decay in ((decayed, config.weight_decay), (plain, 0.0))
+        for part, found in groups.items()
+    ]
+    return muon, adamw
 
 
 def build_optimizer(
-    model: nn.Module, config: OptimizerConfig, num_blocks: dict[str, int] | None = None
+    model: nn.Module,
+    config: OptimizerConfig,
+    num_blocks: dict[str, int] | None = None,
+    share: Share = lambda name: 1.0,
 ) -> torch.optim.Optimizer:
     """Build the optimizer; learning rates are 0 until `set_learning_rate` is called.
 
@@ -186,8 +197,9 @@ def build_optimizer(
         model: the parameters.
         config: which optimizer and its constants.
         num_blocks: see `param_groups`.
+        share: likewise.
     """
-    muon, adamw = param_groups(model, config, num_blocks or {})
+    muon, adamw = param_groups(model, config, num_blocks or {}, share)
     rest = torch.optim.AdamW(adamw, lr=0.0, betas=config.betas, eps=config.eps, fused=True)
     rest._step_supports_amp_scaling = False  # 16-mixed: unscale before we clip
     if not muon:

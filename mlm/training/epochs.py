@@ -112,6 +112,7 @@ class EpochValidation(StepCallback):
             rate = self.config.optimizer.lr
             raise Diverged(f"the loss is not finite in epoch {number}: optimizer.lr={rate} is too high")
         self._keep(epoch, module)
+        self._stop_early(trainer, number)
         seconds = time.monotonic() - start
         self.progress.validation_s += seconds
         self.progress.elapsed_s += seconds
@@ -132,6 +133,13 @@ class EpochValidation(StepCallback):
         loss = mean_loss(torch.from_numpy(logits), self.examples.label_tensor()).item()
         metrics = scores_of(self.task, self.task.validation, logits)
         return Epoch(number, metrics, loss, logits)
+
+    def _stop_early(self, trainer: pl.Trainer, number: int) -> None:
+        """End the run when the score has not risen for as many epochs as were granted."""
+        patience = self.config.trainer.early_stopping
+        if patience and self.kept and number - self.kept.number >= patience:
+            log.info("stopped after epoch %d: none since epoch %d is better", number, self.kept.number)
+            trainer.should_stop = True
 
     def _keep(self, epoch: Epoch, module: Any) -> None:
         """Keep the newest epoch, or the best one, the earliest of equals."""

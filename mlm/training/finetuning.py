@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import lightning.pytorch as pl
+import numpy as np
+import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -26,12 +28,14 @@ from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.config.parse import read_group
 from mlm.counter import random_bits
 from mlm.data.examples import EncodedExamples, EpochSampler, LabelledBatch, encode_examples
-from mlm.data.labelled import Examples, LabelledTask, label_counts
+from mlm.data.labelled import Examples, LabelledTask
+from mlm.data.labels import class_weights, label_counts
 from mlm.data.tasks import choose_task
 from mlm.evaluation.predict import classify, max_length, predict_logits, tell_truncated
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_classifier, read_shape
 from mlm.model.attention import fused_blocks
+from mlm.model.depth import freeze, layer_decay
 from mlm.model.heads import SequenceClassifier
 from mlm.model.loss import mean_loss
 from mlm.optim.optimizer import build_optimizer, set_learning_rate
@@ -66,10 +70,21 @@ class FinetuneModule(pl.LightningModule):
         model: what is trained.
         config: optimizer, schedule and seed.
         progress: the counters of the run.
+        weights: (C,) what an example of each class counts in the loss; None: all the same.
     """
 
-    def __init__(self, model: SequenceClassifier, config: FinetuneConfig, progress: Progress):
+    weights: Tensor | None
+
+    def __init__(
+        self,
+        model: SequenceClassifier,
+        config: FinetuneConfig,
+        progress: Progress,
+        weights: npt.NDArray[np.float64] | None = None,
+    ):
         super().__init__()
+        tensor = None if weights is None else torch.from_numpy(weights).float()
+        self.register_buffer("weights", tensor, persistent=False)
         self.model, self.config, self.progress = model, config, progress
         self.last_loss: Tensor | float = math.nan
         self.learning_rate = 0.0
@@ -81,7 +96,8 @@ class FinetuneModule(pl.LightningModule):
         torch.manual_seed(int(random_bits(self.config.seed, batch_idx).item()) >> 1)  # for dropout
         labels = batch["labels"]
         assert labels is not None, "training examples have labels"
-        loss = mean_loss(classify(self.model, batch), labels)
+        smoothing = self.config.head.label_smoothing
+        loss = mean_loss(classify(self.model, batch), labels, self.weights, smoothing)
         self.last_loss = loss.detach()
         self._loss_sum = self._loss_sum + self.last_loss * len(labels)
         self._num_examples += len(labels)
@@ -101,7 +117,9 @@ class FinetuneModule(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Build the optimizer."""
-        return build_optimizer(self.model, self.config.optimizer, fused_blocks(self.model))
+        settings, num_layers = self.config.optimizer, self.model.config.num_hidden_layers
+        share = layer_decay(settings.layer_decay, num_layers)
+        return build_optimizer(self.model, settings, fused_blocks(self.model), share)
 
     def take_epoch_loss(self) -> float:
         """Return the mean loss of the examples trained on since this was last asked."""
@@ -139,7 +157,7 @@ def prepare(config: FinetuneConfig, selects: bool = False) -> Prepared:
 
     def encode(part: Examples, name: str) -> EncodedExamples:
         encoded = encode_examples(tokenizer, part, longest)
-        tell_truncated(encoded, name, longest)
+        tell_truncated(encoded.num_truncated, len(encoded), name, longest)
         return encoded
 
     prepared = Prepared(
@@ -160,7 +178,7 @@ def describe(task: LabelledTask) -> None:
     """Log what the task is."""
     sizes = f"{len(task.train):,} training and {len(task.validation):,} validation examples"
     log.info("task %s: %s (%s)", task.name, sizes, task.validation_is)
-    if task.label_type == "classification":
+    if task.label_type != "regression":
         assert task.train.labels is not None, "training examples have labels"
         counts = list(label_counts(task.labels, task.train.labels).items())
         shown = ", ".join(f"{label} {count:,}" for label, count in counts[:MAX_SHOWN_CLASSES])
@@ -186,6 +204,7 @@ def build_model(config: FinetuneConfig, task: LabelledTask, tokenizer: Tokenizer
     width, rate = model.config.hidden_size, config.optimizer.lr
     if width >= WIDE and rate > HIGH_RATE:
         log.warning("optimizer.lr=%g is high for an encoder of width %d; 2e-5 to 8e-5 are usual", rate, width)
+    freeze(model, config.trainer.freeze)
     return model.train()
 
 
@@ -220,7 +239,10 @@ def train(config: FinetuneConfig, folder: Path, prepared: Prepared) -> int:
     ]
     tracker = build_tracker(config, config.logging, folder, group=pretraining_run(str(config.model)))
     trainer = build_trainer(settings.on_one_device(steps), folder, callbacks, tracker)
-    module = FinetuneModule(model, config, progress)
+    labels = prepared.task.train.labels
+    assert labels is not None, "training examples have labels"
+    weights = class_weights(config.head.class_weights, prepared.task.labels, labels)
+    module = FinetuneModule(model, config, progress, weights)
     trainer.fit(module, DataLoader(prepared.train, sampler=sampler, batch_size=None))
     try:
         if stop.signal is not None:

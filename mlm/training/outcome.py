@@ -14,9 +14,10 @@ from lightning.pytorch.loggers import Logger
 from tokenizers import Tokenizer
 
 from mlm.config.finetune import SCRATCH, FinetuneConfig
+from mlm.config.model import LabelType
 from mlm.data.examples import EncodedExamples
 from mlm.data.labelled import Examples, LabelledTask
-from mlm.evaluation.metrics import confusion_matrix, task_metrics
+from mlm.evaluation.metrics import class_table, confusion_matrix, counts_of_classes, predicted, task_metrics
 from mlm.evaluation.predict import arguments, predict_logits, write_predictions
 from mlm.hub.card import model_card
 from mlm.hub.families import architecture_of
@@ -33,6 +34,12 @@ Floats = npt.NDArray[np.float64]
 
 CHECKED_EXAMPLES = 4
 """Examples on which the saved model is compared with the trained one."""
+SAME_ANSWER: dict[LabelType, str] = {
+    "classification": "only one class is predicted",
+    "regression": "every text gets the same score",
+    "multilabel": "every text gets the same labels",
+}
+"""Why a run taught the model nothing, by the type of the labels."""
 MAX_SHOWN_CLASSES = 20
 """With more classes, the table by class stays in summary.json."""
 
@@ -106,7 +113,9 @@ class Outcome:
             return "last epoch"
         task = self.prepared.task
         where = "them" if "" not in task.scored else task.validation_is
-        return f"best epoch by {next(iter(self.kept.metrics))} on {where}"
+        best = f"best epoch by {next(iter(self.kept.metrics))} on {where}"
+        number, most = len(self.history), self.config.trainer.max_epochs
+        return best if number == most else f"{best}, stopped early after {number} of {most} epochs"
 
 
 def failure(losses: Sequence[float], labels: npt.NDArray[Any], logits: Floats) -> str | None:
@@ -114,16 +123,25 @@ def failure(losses: Sequence[float], labels: npt.NDArray[Any], logits: Floats) -
 
     Args:
         losses: the mean training loss of each epoch.
-        labels: (N,) ids of classes, or numbers.
+        labels: (N,) ids of classes, or numbers, or (N, C) bool.
         logits: (N, C), for numbers (N, 1).
     """
-    is_score = labels.dtype.kind == "f"
-    said = logits[:, 0] if is_score else logits.argmax(1)
-    if len(np.unique(said)) == 1 < len(np.unique(labels)):
-        return "every text gets the same score" if is_score else "only one class is predicted"
+    answer = predicts_one_class(labels, logits)
+    if answer:
+        return answer
     if len(losses) > 1 and losses[-1] >= losses[0]:
         return "the training loss did not fall"
     return None
+
+
+def predicts_one_class(labels: npt.NDArray[Any], logits: Floats) -> str | None:
+    """Return in words that every text gets the same answer, though their labels differ; else None."""
+    kind: LabelType = "regression" if labels.dtype.kind == "f" else "classification"
+    kind = "multilabel" if labels.ndim == 2 else kind
+    said = predicted(kind, logits)
+    if len(np.unique(said, axis=0)) != 1 or len(np.unique(labels, axis=0)) < 2:
+        return None
+    return SAME_ANSWER[kind]
 
 
 def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
@@ -147,6 +165,7 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
         "selection": outcome.selection(),
         "failed": failure(losses, examples.labels, logits),
         "epoch": outcome.kept.number,
+        "num_epochs": len(outcome.history),
         "val_loss": outcome.kept.loss,
         "label_type": task.label_type,
         "max_length": prepared.max_length,
@@ -156,11 +175,10 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
     }
     if is_split:
         summary["selection_metrics"] = outcome.kept.metrics
+    if task.label_type != "regression":
+        summary |= counts_of_classes(task.labels, examples.labels, logits)
     if task.label_type == "classification":
-        confusion = outcome.confusion()
-        summary["confusion"] = confusion.tolist()
-        summary["labels"] = list(task.labels)
-        summary["predicted_counts"] = dict(zip(task.labels, confusion.sum(0).tolist(), strict=True))
+        summary["confusion"] = outcome.confusion().tolist()
     if prepared.test:
         summary |= predict_test(config, folder, task, prepared.test, model)
     facts = {name: summary[name] for name in ("task", "seed", "num_train_examples", "epoch", "val_loss")}
@@ -186,7 +204,7 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
     else:  # a part of a suite, which will show all in one table
         shown = ", ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items())
         log.info("%s: %s", title, shown)
-    if task.label_type == "classification":
+    if task.label_type != "regression":
         warn_of_one_class(summary)
 
 
@@ -201,7 +219,7 @@ def draw(outcome: Outcome, summary: dict[str, Any], loggers: Sequence[Logger]) -
     plots = outcome.folder / "plots"
     plot_epochs(outcome.history, plots / "epochs.png")
     labels = summary.get("labels", [])
-    if labels and len(labels) <= MAX_SHOWN_CLASSES:
+    if "confusion" in summary and len(labels) <= MAX_SHOWN_CLASSES:
         plot_confusion(np.array(summary["confusion"]), labels, plots / "confusion.png")
         rows = zip(labels, summary["confusion"], strict=True)
         track_table(loggers, "confusion", ["class", *labels], [[label, *row] for label, row in rows])
@@ -214,7 +232,8 @@ def predict_test(
     """Write what the model says of the test examples; return the facts about it."""
     logits = predict_logits(model.eval(), test, 2 * config.trainer.batch_size)
     path = folder / "test_predictions.csv"
-    write_predictions(path, map(str, range(1, len(test) + 1)), logits, model.classifier_config)
+    ids, separator = map(str, range(1, len(test) + 1)), config.data.label_separator
+    write_predictions(path, ids, logits, model.classifier_config, separator)
     facts: dict[str, Any] = {"test_predictions": str(path), "num_test_examples": len(test)}
     if test.labels is not None:
         facts["test_metrics"] = task_metrics(task.label_type, test.labels, logits)
@@ -223,13 +242,13 @@ def predict_test(
 
 def warn_of_one_class(summary: dict[str, Any]) -> None:
     """Tell when a classifier says the same of every text, which its accuracy may hide, or has to say it."""
-    predicted = [label for label, count in summary["predicted_counts"].items() if count]
-    if len(predicted) == 1:
-        text = "only one class is predicted: %s; the learning rate may be too high, "
+    named = [label for label, count in summary["predicted_counts"].items() if count]
+    if len(named) < 2:
+        text = "%s predicted%s; the learning rate may be too high, "
         text += "the epochs too few, or the encoder hardly trained"
-        log.warning(text, predicted[0])
-    there = [label for label, row in zip(summary["labels"], summary["confusion"], strict=True) if sum(row)]
-    if len(there) == 1:
+        log.warning(text, *(("only one class is", f": {named[0]}") if named else ("no label is ever", "")))
+    there = [label for label, count in summary["examples_counts"].items() if count]
+    if len(there) == 1 and "confusion" in summary:
         text = "all validation examples are of one class, %s: correlations are 0 there by definition"
         log.warning(text, there[0])
 
@@ -237,7 +256,7 @@ def warn_of_one_class(summary: dict[str, Any]) -> None:
 def closing_message(config: FinetuneConfig, folder: Path, summary: dict[str, Any]) -> str:
     """Return what the run achieved, where things are, and the next command."""
     minutes, seconds = divmod(round(summary["elapsed_s"]), 60)
-    duration = f"{config.trainer.max_epochs} epochs in {minutes} min {seconds} s"
+    duration = f"{summary['num_epochs']} epochs in {minutes} min {seconds} s"
     rate = f"{summary['train_examples_per_second']:,.0f} examples/s"
     examples = f"{summary['num_validation_examples']:,} examples ({summary['validation_examples']})"
     shown = {name: value for name, value in summary["metrics"].items() if name != "f1"}
@@ -251,8 +270,8 @@ def closing_message(config: FinetuneConfig, folder: Path, summary: dict[str, Any
     if "test_metrics" in summary:
         lines.append(f"test            {summary['num_test_examples']:,} examples")
         lines += (f"  {name:22}{value:8.4f}" for name, value in summary["test_metrics"].items())
-    if "confusion" in summary and len(summary["labels"]) <= MAX_SHOWN_CLASSES:
-        lines += class_table(summary["labels"], np.array(summary["confusion"]))
+    if len(summary.get("labels", [])) <= MAX_SHOWN_CLASSES:
+        lines += class_table(summary)
     lines += [
         "",
         f"started from    {config.model}",
@@ -268,11 +287,3 @@ def closing_message(config: FinetuneConfig, folder: Path, summary: dict[str, Any
         f"mlm predict --model {summary['model_dir']} --input YOUR_TEXTS.csv --output labels.csv{columns}"
     )
     return "\n".join([*lines, "", "next", f"  label texts     {command}"])
-
-
-def class_table(labels: list[str], confusion: npt.NDArray[np.int64]) -> list[str]:
-    """Return lines that say for each class how often it occurs, is predicted, and is predicted rightly."""
-    width = max(map(len, labels))
-    rows = zip(labels, confusion.sum(1), confusion.sum(0), confusion.diagonal(), strict=True)
-    header = f"  {'class':{width}}  examples  predicted  right"
-    return ["", header, *(f"  {label:{width}}  {n:8,}  {p:9,}  {r:5,}" for label, n, p, r in rows)]

@@ -22,8 +22,8 @@ TAIL = 2**20
 HEADER = struct.Struct("<IHB")
 WHOLE, FIRST, LAST = 1, 2, 4
 """Kinds of pieces; what is between first and last is 3."""
-STEP = re.compile(rb"trainer/global_step\x82\x01.(\d+)", re.DOTALL)
-"""An entry of a protocol buffer: the key, then field 16, the length of the number and its digits."""
+STEP = re.compile(rb"\x08[\x80-\xff]*[\x00-\x7f]\x12.*trainer/global_step\x82\x01.(\d+)", re.DOTALL)
+"""A protocol buffer: the number of the record, field 2 (what was logged), in it the key and its value."""
 
 
 def import_tracker(config: LoggingConfig) -> None:
@@ -40,7 +40,7 @@ def import_tracker(config: LoggingConfig) -> None:
 def tracked_step(folder: Path) -> int:
     """Return the newest step that the tracked run of a run folder holds, -1 if none."""
     for path in sorted(folder.glob("wandb/*run-*/run-*.wandb"), reverse=True):
-        steps = [int(found[1]) for record in _last_records(path) if (found := STEP.search(record))]
+        steps = [int(found[1]) for record in _last_records(path) if (found := STEP.match(record))]
         if steps:
             return max(steps)
     return -1

@@ -8,7 +8,8 @@ import pytest
 
 from mlm.config.data import CorpusConfig, MaskingConfig, TokenizerConfig
 from mlm.config.errors import InputError
-from mlm.config.experiment import EvaluateConfig, FillMaskConfig, PretrainConfig, check_model_folder
+from mlm.config.evaluation import EvaluateConfig
+from mlm.config.experiment import FillMaskConfig, PretrainConfig, check_model_folder
 from mlm.config.model import ModelConfig
 from mlm.config.training import OptimizerConfig, ScheduleConfig, TrainerConfig, parse_duration
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
 from mlm.config.errors import InputError
+from mlm.config.evaluation import EvaluateConfig, PredictConfig
 from mlm.config.files import config_folder
 from mlm.config.finetune import (
     FinetuneConfig,
+    FinetuneOptimizerConfig,
     FinetuneTrainerConfig,
     HeadConfig,
     LabelledConfig,
-    PredictConfig,
     newest_pretrained_model,
 )
 from mlm.config.keys import Keys, read_file
@@ -106,7 +108,7 @@ def test_what_is_named_has_to_be_there(capsys):
     words = ["--data.train", "a.csv", "--data.test", "b.csv"]
     assert "data.test=b.csv is no file" in refusal(capsys, *words)
     assert "data.validation=a.csv needs data.train beside it" in refusal(capsys, "--data.validation", "a.csv")
-    assert "expected classification or regression, got 'multi'" in refusal(
+    assert "expected classification, regression or multilabel, got 'multi'" in refusal(
         capsys, "--data.label_type", "multi"
     )
 
@@ -125,9 +127,40 @@ def test_several_processes_are_refused(capsys, monkeypatch):
             r"data.validation_fraction=1.0 must lie in \(0, 1\)",
         ),
         (lambda: LabelledConfig(encoding="klingon"), "data.encoding=klingon is no encoding"),
+        (lambda: LabelledConfig(label_separator=" "), "data.label_separator=' ' must be a character"),
         (lambda: HeadConfig(dropout=1.0), r"head.dropout=1.0 must lie in \[0, 1\)"),
+        (lambda: HeadConfig(label_smoothing=-0.1), r"head.label_smoothing=-0.1 must lie in \[0, 1\)"),
+        (lambda: HeadConfig(class_weights=["a"]), "head.class_weights=a must be label=weight"),
+        (lambda: HeadConfig(class_weights=["a=1", "b=0"]), "head.class_weights=b=0 must be label=weight"),
+        (lambda: HeadConfig(class_weights=["=2"]), "head.class_weights==2 must be label=weight"),
+        (lambda: FinetuneOptimizerConfig(layer_decay=0), r"optimizer.layer_decay=0 must lie in \(0, 1\]"),
+        (lambda: FinetuneOptimizerConfig(lr=-1.0), "optimizer.lr=-1.0 must be above 0"),
+        (lambda: FinetuneTrainerConfig(freeze=0), "trainer.freeze=0 must be at least 1, embeddings, encoder"),
+        (
+            lambda: FinetuneTrainerConfig(keep="best", early_stopping=0),
+            "early_stopping=0 must be at least 1",
+        ),
+        (lambda: FinetuneTrainerConfig(early_stopping=2), "early_stopping=2 keeps the best epoch: add --tr"),
+        (
+            lambda: FinetuneConfig(
+                data=LabelledConfig(label_type="regression"), head=HeadConfig(class_weights="balanced")
+            ),
+            "head.class_weights=balanced is about classes, not numbers",
+        ),
+        (
+            lambda: FinetuneConfig(task=["mrpc", "stsb"], head=HeadConfig(label_smoothing=0.1)),
+            "head.label_smoothing=0.1 needs labels of which one holds",
+        ),
+        (
+            lambda: FinetuneConfig(
+                data=LabelledConfig(label_type="multilabel"), head=HeadConfig(label_smoothing=0.1)
+            ),
+            "head.label_smoothing=0.1 needs labels of which one holds",
+        ),
         (lambda: FinetuneTrainerConfig(max_epochs=0), "trainer.max_epochs=0 must be at least 1"),
         (lambda: FinetuneTrainerConfig(batch_size=0), "trainer.batch_size=0 must be at least 1"),
+        (lambda: PredictConfig("m", "i", "o", devices=0), "devices=0 must be at least 1"),
+        (lambda: EvaluateConfig("m", "i", max_length=1), "max_length=1 must be at least 8"),
         (lambda: PredictConfig("m", "i", "o", batch_size=0), "batch_size=0 must be at least 1"),
         (lambda: PredictConfig("m", "i", "o", max_length=1), "max_length=1 must be at least 8"),
         (lambda: PredictConfig("m", "i", "o", encoding="klingon"), "encoding=klingon is no encoding"),
@@ -165,3 +198,42 @@ def test_configuration_is_read_back(tmp_path):
     config = parse_config(FinetuneConfig, words, prog="finetune.py")
     save_config(config, tmp_path / "saved.yaml")
     assert parse_config(FinetuneConfig, ["-c", str(tmp_path / "saved.yaml")], prog="finetune.py") == config
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["balanced"], "balanced"),
+        (["no=1,yes=2.5"], ["no=1", "yes=2.5"]),
+        (["null"], None),
+    ],
+)
+def test_class_weights_are_given_in_one_word(words, expected, tmp_path):
+    make_run("pre", {})
+    config = parse_config(FinetuneConfig, ["--head.class_weights", *words, "--name", "a"], prog="finetune.py")
+    assert config.head.class_weights == expected
+    save_config(config, tmp_path / "saved.yaml")
+    assert parse_config(FinetuneConfig, ["-c", str(tmp_path / "saved.yaml")], prog="finetune.py") == config
+
+
+@pytest.mark.parametrize(("word", "expected"), [("2", 2), ("encoder", "encoder"), ("null", None)])
+def test_what_is_frozen_is_a_word_or_a_number(word, expected):
+    make_run("pre", {})
+    config = parse_config(FinetuneConfig, ["--trainer.freeze", word], prog="finetune.py")
+    assert config.trainer.freeze == expected
+
+
+def test_prediction_goes_with_torchrun_only(monkeypatch):
+    make_run("pre", {})
+    Path("in.csv").write_text("text\n")
+    build = partial(PredictConfig, "runs/pre/model", "in.csv", "out.csv")
+    for name, value in {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    build().check_files()
+    with pytest.raises(InputError, match="devices=3 stands beside torchrun, which started 2; leave it out"):
+        build(devices=3).check_files()
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    for name, value in {"PROCID": "0", "STEP_ID": "0", "NTASKS": "2", "NNODES": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with pytest.raises(InputError, match="srun=2 does not divide a file; start the processes with torchrun"):
+        build().check_files()

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from mlm.config.experiment import EvaluateConfig, FillMaskConfig, PretrainConfig
+from mlm.config.evaluation import EvaluateConfig
+from mlm.config.experiment import FillMaskConfig, PretrainConfig
 from mlm.config.help import format_help
 from mlm.config.keys import Keys
 

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from mlm.config.data import CorpusConfig, MaskingConfig, SourceConfig
-from mlm.config.experiment import EvaluateConfig, FillMaskConfig, PretrainConfig
+from mlm.config.evaluation import EvaluateConfig
+from mlm.config.experiment import FillMaskConfig, PretrainConfig
 from mlm.config.files import config_folder
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.keys import Keys, read_file

@@ -11,10 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sklearn.utils.class_weight import compute_class_weight
 
 from mlm.config.errors import InputError
 from mlm.config.finetune import LabelledConfig
-from mlm.data.labelled import Examples, hold_out, label_counts, read_table, read_task, sort_labels
+from mlm.data.labelled import Examples, hold_out, read_table, read_task
+from mlm.data.labels import class_weights, label_counts, sort_labels
 
 ROWS = [("quiet lane", "calm"), ("loud street", "noisy"), ("still pond", "calm"), ("market day", "busy")]
 
@@ -263,3 +265,81 @@ def test_table_knows_all_columns(write):
     table = read_table(write("a.jsonl", '{"a": 1}\n\n{"b": 2}\n'))
     assert table.columns == ["a", "b"]
     assert [place for place, _ in table.rows] == ["row 1 (line 1)", "row 2 (line 3)"]
+
+
+def test_a_row_may_have_any_number_of_labels(write):
+    path = write("a.csv", "text,label\na,red|green\nb,\nc,green| blue |\nd,red\ne,red|red\n")
+    found = task(path, validation=path, label_type="multilabel")
+    assert found.labels == ("blue", "green", "red")
+    expected = [[0, 1, 1], [0, 0, 0], [1, 1, 0], [0, 0, 1], [0, 0, 1]]
+    assert found.train.labels.astype(int).tolist() == expected
+    assert label_counts(found.labels, found.train.labels) == {"blue": 1, "green": 2, "red": 3}
+    lists = [["red", "green"], [], ["green", "blue"], ["red"], "red"]
+    rows = [{"text": text, "label": labels} for text, labels in zip("abcde", lists, strict=True)]
+    other = write("a.jsonl", "\n".join(map(json.dumps, rows)))
+    again = task(other, validation=path, label_type="multilabel")
+    assert (again.labels, again.train.labels.tolist()) == (found.labels, found.train.labels.tolist())
+    semicolons = write("b.csv", "text,label\na,1;10;2\nb,2\n")
+    found = task(semicolons, validation=semicolons, label_type="multilabel", label_separator=";")
+    assert found.labels == ("1", "2", "10")
+
+
+def test_of_several_labels_every_one_keeps_an_example(write):
+    rows = "".join(f"text {n},{'|'.join(name for name in 'abc' if n % ord(name) == 0)}\n" for n in range(120))
+    found = task(write("a.csv", f"text,label\n{rows}"), label_type="multilabel", validation_fraction=0.5)
+    assert found.train.labels.any(0).all()
+    assert len(found.train) + len(found.validation) == 120
+    assert 30 < len(found.validation) < 90
+    two = Examples(["x", "y"], None, np.array([[True], [True]]))
+    assert [len(part) for part in hold_out(two, 1e-9, "two")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"text": "a", "label": null}', r"row 1 \(line 1\): label is missing; leave it empty, or write"),
+        ('{"text": "a", "label": ["x", "-1"]}', "row 1 .*: label is -1, which stands for 'no label'"),
+        ('{"text": "a", "label": ["x|y"]}', r"label x\|y has \| in it, which separates labels"),
+        ('{"text": "a", "label": [["x"]]}', "row 1 .*: label is .* not one name"),
+        ('{"text": "a", "label": ["x", " "]}', "row 1 .*: label is missing"),
+        ('{"text": "a", "label": []}', "no row has a label; nothing can be learnt"),
+    ],
+)
+def test_labels_that_are_none_are_refused(write, text, message):
+    with pytest.raises(InputError, match=message):
+        task(write("a.jsonl", text), label_type="multilabel")
+
+
+def test_label_of_validation_only_is_refused_among_several_too(write):
+    train, other = write("a.csv", "text,label\na,x|y\n"), write("b.csv", "text,label\na,x\nb,y|maybe\n")
+    assert refusal(train, validation=other, label_type="multilabel") == (
+        f"{other}, row 2 (line 3): label maybe is not among the labels of training: x, y"
+    )
+
+
+def test_list_of_labels_needs_the_type_for_it(write):
+    path = write("a.jsonl", '{"text": "a", "label": ["x"]}')
+    assert "lists are for label_type multilabel" in refusal(path)
+
+
+def test_test_file_without_any_label_is_not_scored_of_several_labels(write):
+    train, test = write("a.csv", "text,label\na,x|y\nb,\n"), write("b.csv", "text,label\na,\nb,\n")
+    options = {"validation": train, "label_type": "multilabel"}
+    assert task(train, test=test, **options).test.labels is None
+    assert task(train, test=train, **options).test.labels.tolist() == [[True, True], [False, False]]
+
+
+def test_balanced_weights_are_scikit_learn_s():
+    ids = np.array([0, 0, 0, 2, 2, 1])
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=ids)
+    assert class_weights("balanced", ("a", "b", "c"), ids) == pytest.approx(expected)
+    sets = np.array([[True, False], [False, False], [False, False], [True, True]])
+    assert class_weights("balanced", ("a", "b"), sets).tolist() == [1.0, 3.0]
+
+
+def test_weights_go_by_name():
+    ids = np.array([0, 1, 2])
+    assert class_weights(None, ("a", "b=c", "d"), ids) is None
+    assert class_weights(["d=0.5", "b=c=4"], ("a", "b=c", "d"), ids).tolist() == [1.0, 4.0, 0.5]
+    with pytest.raises(InputError, match=r"head.class_weights: e is not among the labels of training: a, d"):
+        class_weights(["e=2"], ("a", "d"), ids)

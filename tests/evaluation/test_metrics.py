@@ -9,6 +9,7 @@ import sklearn.metrics
 
 from mlm.evaluation.metrics import (
     accuracy,
+    class_counts,
     confusion_matrix,
     f1,
     matthews_correlation,
@@ -87,6 +88,30 @@ def test_constant_series_correlate_with_nothing(constant):
 def test_large_counts_do_not_overflow():
     confusion = np.array([[300_000_000, 100], [100, 300_000_000]])
     assert matthews_correlation(confusion) == pytest.approx(1 - 2 * 100 / 300_000_100, abs=1e-9)
+
+
+@pytest.mark.parametrize("num_classes", [1, 2, 6])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.filterwarnings("ignore")
+def test_scores_of_several_labels_equal_scikit_learn(num_classes, share):
+    for size in (1, 5, 300):
+        labels = DRAW.random((size, num_classes)) < share
+        logits = DRAW.normal(size=(size, num_classes))
+        found = task_metrics("multilabel", labels, logits)
+        said = logits > 0
+        expected = {
+            "f1_micro": sklearn.metrics.f1_score(labels, said, average="micro", zero_division=0),
+            "f1_macro": sklearn.metrics.f1_score(labels, said, average="macro", zero_division=0),
+            "subset_accuracy": sklearn.metrics.accuracy_score(labels, said),
+        }
+        if num_classes == 1:  # scikit-learn takes one column for two classes
+            both = np.c_[labels, np.zeros(size, bool)], np.c_[said, np.zeros(size, bool)]
+            expected["f1_micro"] = sklearn.metrics.f1_score(*both, average="micro", zero_division=0)
+            expected["f1_macro"] = expected["f1_micro"]
+        assert found == pytest.approx(expected, abs=1e-9)
+        matrices = sklearn.metrics.multilabel_confusion_matrix(labels, said) if num_classes > 1 else []
+        for counts, matrix in zip(class_counts(labels, logits), matrices, strict=False):
+            assert counts.tolist() == [matrix[1].sum(), matrix[:, 1].sum(), matrix[1, 1]]
 
 
 def test_metrics_of_a_task():

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from mlm.config.errors import InputError
-from mlm.config.finetune import PredictConfig
+from mlm.config.evaluation import PredictConfig
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.evaluation.predict import predict
 from mlm.hub.pretrained import save_pretrained
@@ -25,6 +28,7 @@ CLASSIC = {
     "type_vocab_size": 2,
     **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "head_bias"), True),
 }
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 LABELS = ("calm", "noisy, loud", 'the "rest"')
 
 
@@ -88,6 +92,33 @@ def test_a_score_is_written_as_a_number(build, run, documents):
     assert len({float(row["label"]) for row in found}) == 5
 
 
+def test_all_labels_of_a_text_are_written(build, run, documents, tmp_path):
+    folder = build(("a", "b", "c"), "multilabel")
+    found = run(folder, [{"text": text} for text in documents[:20]], label_separator=";")
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    assert model.config.problem_type == "multi_label_classification"
+    for row, text in zip(found, documents, strict=False):
+        with torch.no_grad():
+            inputs = tokenizer(text, return_tensors="pt", truncation=True)
+            shares = model(**inputs).logits.sigmoid()[0]
+        assert [float(row[f"probability_{label}"]) for label in "abc"] == pytest.approx(
+            shares.tolist(), abs=1e-5
+        )
+        assert row["label"] == ";".join(
+            label for label, share in zip("abc", shares, strict=True) if share > 0.5
+        )
+    assert len({row["label"] for row in found}) > 1
+
+
+def test_separator_that_stands_in_a_label_is_refused(build, run, tmp_path):
+    with pytest.raises(InputError, match=r"label_separator=\| stands in the label b\|c; choose another"):
+        run(build(("a", "b|c"), "multilabel"), [{"text": "a"}])
+    assert not (tmp_path / "out.csv").exists()
+
+
 def test_rows_are_the_same_for_any_batch_size_and_order(build, run, documents):
     folder, rows = build(), [{"text": text, "key": f"k{n}"} for n, text in enumerate(documents[:40])]
     one = run(folder, rows, batch_size=1, id_column="key")
@@ -96,6 +127,38 @@ def test_rows_are_the_same_for_any_batch_size_and_order(build, run, documents):
     for a, b in zip(one, many[::-1], strict=True):
         assert (a["row"], a["label"]) == (b["row"], b["label"])
         assert float(a["probability_calm"]) == pytest.approx(float(b["probability_calm"]), abs=2e-6)
+
+
+@pytest.mark.parametrize("launcher", ["devices", "torchrun"])
+def test_any_number_of_processes_writes_the_same_file(build, run, documents, tmp_path, launcher):
+    texts = [*documents[:20], "the old lamp " * 200]
+    folder, rows = build(), [{"text": text, "key": f"k{n}"} for n, text in enumerate(texts)]
+    one = run(folder, rows, id_column="key")
+    output = tmp_path / "many.csv"
+    options = {"model": folder, "input": tmp_path / "in.jsonl", "output": output, "id_column": "key"}
+    words = ["predict", *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+    launch = [sys.executable, "-m"]
+    if launcher == "torchrun":
+        launch += ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    else:
+        words += ["--devices", "2"]
+    done = subprocess.run(
+        [*launch, "mlm", *words], capture_output=True, text=True, check=True, env={**os.environ, **NO_GPU}
+    )
+    assert done.stdout.count("21 rows labelled") == 1
+    assert done.stderr.count("33.3 % of the examples are cut to 64 tokens") == 1
+    with output.open(newline="", encoding="utf-8") as file:
+        many = list(csv.DictReader(file))
+    assert [row["row"] for row in many] == [f"k{n}" for n in range(21)]
+    for a, b in zip(one, many, strict=True):
+        assert a["label"] == b["label"]
+        assert float(a["probability_calm"]) == pytest.approx(float(b["probability_calm"]), abs=2e-6)
+
+
+def test_more_processes_than_rows_and_mistakes_in_them(build, run):
+    assert len(run(build(), [{"text": "the lamp"}], devices=3)) == 1
+    with pytest.raises(InputError, match="max_length=65 is longer"):
+        run(build(), [{"text": "a"}, {"text": "b"}], devices=2, max_length=65)
 
 
 def test_empty_and_cut_texts_are_predicted_too(build, run, caplog):

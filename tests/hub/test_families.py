@@ -518,6 +518,7 @@ def test_table_names_nothing_that_does_not_exist(family):
 HEADS = {
     "three classes": ClassifierConfig(("busy", "calm", "noisy")),
     "a score": ClassifierConfig(("stars",), "regression", dropout=0.0),
+    "any of three": ClassifierConfig(("busy", "calm", "noisy"), "multilabel"),
 }
 LABELS = {"id2label": {0: "busy", 1: "calm", 2: "noisy"}, "label2id": {"busy": 0, "calm": 1, "noisy": 2}}
 THEIR_CLASSIFIERS = {
@@ -528,6 +529,10 @@ THEIR_CLASSIFIERS = {
         BertConfig(**SIZES, **LABELS, classifier_dropout=0.3, problem_type="single_label_classification"),
     ),
     "bert, a score": (BertForSequenceClassification, BertConfig(**SIZES, num_labels=1)),
+    "bert, any of three": (
+        BertForSequenceClassification,
+        BertConfig(**SIZES, **LABELS, problem_type="multi_label_classification"),
+    ),
     "modernbert, three classes, mean": (
         ModernBertForSequenceClassification,
         ModernBertConfig(
@@ -559,6 +564,9 @@ def test_stock_class_reads_our_classifier(name, head, tmp_path, tokenizer):
     if head == "a score":
         targets = torch.tensor([0.5, 2.0])
         loss = nn.functional.mse_loss(expected[:, 0], targets)
+    elif head == "any of three":
+        targets = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+        loss = nn.functional.binary_cross_entropy_with_logits(expected, targets)
     else:
         targets = torch.tensor([1, 2])
         loss = nn.functional.cross_entropy(expected, targets)
@@ -576,6 +584,7 @@ def test_we_read_stock_classifier_and_change_no_weight(name, tmp_path, tokenizer
     assert isinstance(ours, SequenceClassifier)
     assert ours.classifier_config.labels == tuple(theirs.config.id2label.values())
     assert (ours.classifier_config.label_type == "regression") == ("score" in name)
+    assert (ours.classifier_config.label_type == "multilabel") == ("any" in name)
     types = (
         {"token_type_ids": torch.arange(20).expand(2, 20) // 10}
         if kind is BertForSequenceClassification
@@ -660,7 +669,7 @@ def test_last_layer_is_kept_only_for_the_same_labels(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"problem_type": "multi_label_classification"}, "problem_type=multi_label_classification is not"),
+        ({"problem_type": "ranking"}, "problem_type=ranking is not supported"),
         ({"id2label": {"1": "a", "2": "b"}}, "id2label has the ids 1, 2, not 0 to 1"),
         ({"architectures": ["ModernBertForMaskedLM"]}, "holds no classifier but ModernBertForMaskedLM"),
     ],

@@ -35,6 +35,8 @@ from mlm.optim.schedule import learning_rate_factor
 from mlm.training.finetuning import build_model, finetune
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+BALANCE = (45, 83)
+"""Training examples of no and yes."""
 CLASSIC = {
     "norm_position": "post",
     "position_embedding": "learned",
@@ -70,9 +72,11 @@ def data(tmp_path):
     rows = []
     for number in range(160):
         text = " ".join(draw.choice(words, size=int(draw.integers(1, 12))))
-        rows.append([f"the {text} waits", "yes" if "lamp" in text else "no", number % 7])
-    train = write(tmp_path / "train.csv", [["text", "label", "stars"], *rows[:128]])
-    validation = write(tmp_path / "validation.csv", [["text", "label", "stars"], *rows[128:]])
+        has = "|".join(word for word in ("boat", "lamp", "gull") if word in text)
+        rows.append([f"the {text} waits", "yes" if "lamp" in text else "no", number % 7, has])
+    columns = ["text", "label", "stars", "words"]
+    train = write(tmp_path / "train.csv", [columns, *rows[:128]])
+    validation = write(tmp_path / "validation.csv", [columns, *rows[128:]])
     return {"train": train, "validation": validation}
 
 
@@ -160,14 +164,37 @@ def test_saved_model_is_a_stock_class_with_the_scores_of_the_run(tiny, encoder, 
     assert "text-classification" in (folder / "README.md").read_text()
 
 
+def stated_loss(logits, labels, head):
+    """Torch's losses with the weights that the configurations below come to."""
+    if labels.ndim == 2:
+        weights = torch.tensor([1.0, 0.5, 1.0])
+        return torch.nn.BCEWithLogitsLoss(pos_weight=weights)(logits, labels)
+    weights = torch.tensor([1.0, 3.0])
+    if head["class_weights"] == "balanced":
+        weights = torch.tensor([128 / (2 * count) for count in BALANCE])
+    smoothing = head.get("label_smoothing", 0.0)
+    return torch.nn.CrossEntropyLoss(weight=weights, label_smoothing=smoothing)(logits, labels)
+
+
 @pytest.mark.parametrize("switches", [{}, CLASSIC], ids=["modern", "classic"])
-@pytest.mark.parametrize("label_type", ["classification", "regression"])
+@pytest.mark.parametrize(
+    ("label_type", "head"),
+    [
+        ("classification", {}),
+        ("classification", {"class_weights": ["yes=3"], "label_smoothing": 0.2}),
+        ("classification", {"class_weights": "balanced"}),
+        ("regression", {}),
+        ("multilabel", {}),
+        ("multilabel", {"class_weights": ["gull=0.5"]}),
+    ],
+)
 def test_weights_are_those_of_a_plain_loop_over_the_stock_class(
-    tiny, encoder, tokenizer, tmp_path, switches, label_type
+    tiny, encoder, tokenizer, tmp_path, switches, label_type, head
 ):
     """Without dropout: same batches, AdamW, warm-up and decay, clipping."""
-    files = {"label_type": label_type, "label_column": "stars" if label_type == "regression" else "label"}
-    config = tiny(model=encoder(**switches), files=files, head={"dropout": 0.0})
+    columns = {"classification": "label", "regression": "stars", "multilabel": "words"}
+    files = {"label_type": label_type, "label_column": columns[label_type]}
+    config = tiny(model=encoder(**switches), files=files, head={"dropout": 0.0, **head})
     task = read_task(config.data)
     start = build_model(config, task, tokenizer)
     save_pretrained(tmp_path / "start", start, tokenizer, 64, "")
@@ -182,6 +209,8 @@ def test_weights_are_those_of_a_plain_loop_over_the_stock_class(
         {"params": rest, "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps)
+    if label_type == "classification":
+        assert tuple(np.bincount(task.train.labels)) == BALANCE
     encoded = encode_examples(tokenizer, task.train, 64)
     batches = list(EpochSampler(encoded.lengths, 16, config.seed, 2))
     for step, rows in enumerate(batches):
@@ -190,7 +219,9 @@ def test_weights_are_those_of_a_plain_loop_over_the_stock_class(
         batch = encoded[rows]
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
         optimizer.zero_grad()
-        stock(**inputs).loss.backward()
+        output = stock(**inputs)
+        loss = output.loss if not head else stated_loss(output.logits, batch["labels"], head)
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(stock.parameters(), settings.clip_norm)
         optimizer.step()
     found = weights_of(config)
@@ -219,6 +250,54 @@ def test_numbers_are_fitted(tiny):
     written = json.loads((folder_of(config) / "model" / "config.json").read_text())
     assert (written["problem_type"], written["id2label"]) == ("regression", {"0": "stars"})
     assert weights_of(config)["classifier.weight"].shape == (1, 32)
+
+
+def test_several_labels_are_learnt(tiny, data, capsys):
+    files = {"label_column": "words", "label_type": "multilabel", "test": data["validation"]}
+    config = tiny(files=files, trainer={"max_epochs": 12, "keep": "best"}, optimizer={"lr": 1e-2})
+    finetune(config)
+    summary = summary_of(config)
+    assert list(summary["metrics"]) == ["f1_micro", "f1_macro", "subset_accuracy"]
+    assert summary["metrics"]["f1_micro"] > 0.9
+    assert summary["selection"] == "best epoch by f1_micro on them"
+    assert summary["test_metrics"] == pytest.approx(summary["metrics"])
+    assert summary["labels"] == ["boat", "gull", "lamp"]
+    labels = read_task(config.data).validation.labels
+    assert list(summary["examples_counts"].values()) == labels.sum(0).tolist()
+    assert "predicted  right" in capsys.readouterr().out
+    stock = AutoModelForSequenceClassification.from_pretrained(folder_of(config) / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder_of(config) / "model")
+    texts = read_task(config.data).validation.texts
+    with torch.no_grad():
+        said = (stock(**tokenizer(texts, padding=True, return_tensors="pt")).logits > 0).numpy()
+    assert summary["metrics"]["subset_accuracy"] == pytest.approx((said == labels).all(1).mean())
+    with Path(summary["test_predictions"]).open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == [
+        "|".join(name for name, has in zip(summary["labels"], row, strict=True) if has) for row in said
+    ]
+
+
+def test_frozen_encoder_stays_as_it_was(tiny, encoder):
+    config = tiny(trainer={"freeze": "encoder"}, optimizer={"name": "muon", "layer_decay": 0.5})
+    finetune(config)
+    before, after = load_file(Path(config.model) / "model.safetensors"), weights_of(config)
+    kept = [name for name in after if name.startswith(("model.embeddings", "model.layers", "model.final"))]
+    assert kept
+    assert all(torch.equal(after[name], before[name]) for name in kept)
+    assert not torch.equal(after["head.dense.weight"], before["head.dense.weight"])
+
+
+def test_run_stops_early_and_keeps_the_best_epoch(tiny, capsys):
+    config = tiny(trainer={"max_epochs": 9, "keep": "best", "early_stopping": 2}, optimizer={"lr": 1e-9})
+    finetune(config)
+    summary = summary_of(config)
+    assert (summary["epoch"], summary["num_epochs"], len(metrics_of(config))) == (1, 3, 3)
+    assert summary["selection"] == "best epoch by accuracy on them, stopped early after 3 of 9 epochs"
+    assert "3 epochs in" in capsys.readouterr().out
+    longer = tiny(name="longer", trainer={"max_epochs": 3, "keep": "best", "early_stopping": 3})
+    finetune(longer)
+    assert summary_of(longer)["num_epochs"] == 3
 
 
 def test_best_epoch_is_the_earliest_of_the_highest_scores(tiny, tokenizer):

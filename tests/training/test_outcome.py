@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlm.training.outcome import failure
+from mlm.training.outcome import failure, warn_of_one_class
 
 CLASSES, NUMBERS = np.array([0, 1, 1]), np.array([0.0, 2.5, 5.0])
+SETS = np.array([[False, True], [True, True], [False, False]])
 DIFFERENT, SAME = np.eye(2)[[0, 1, 1]], np.eye(2)[[1, 1, 1]]
 
 
@@ -22,7 +23,24 @@ DIFFERENT, SAME = np.eye(2)[[0, 1, 1]], np.eye(2)[[1, 1, 1]]
         ([0.7, 0.1, 0.7], CLASSES, DIFFERENT, "the training loss did not fall"),
         ([2.0, 1.0], NUMBERS, np.array([[1.0], [2.0], [3.0]]), None),
         ([2.0, 1.0], NUMBERS, np.full((3, 1), 2.5), "every text gets the same score"),
+        ([2.0, 1.0], SETS, DIFFERENT - 0.5, None),
+        ([2.0, 1.0], SETS, SAME - 0.5, "every text gets the same labels"),
+        ([2.0, 1.0], SETS[:1], SAME[:1], None),
     ],
 )
 def test_reasons(losses, labels, logits, expected):
     assert failure(losses, labels, logits) == expected
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({"a": 0, "b": 0}, "no label is ever predicted; the learning rate may be too high"),
+        ({"a": 3, "b": 0}, "only one class is predicted: a; the learning rate may be too high"),
+        ({"a": 2, "b": 1}, ""),
+    ],
+)
+def test_warning_of_a_model_that_says_nothing(counts, message, caplog):
+    warn_of_one_class({"predicted_counts": counts, "examples_counts": {"a": 2, "b": 1}})
+    assert message in caplog.text
+    assert bool(caplog.text) == bool(message)

@@ -17,7 +17,6 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from mlm.config.data import MaskingConfig, TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.config.experiment import InspectConfig
-from mlm.config.parse import save_config
 from mlm.config.training import LoggingConfig, ScheduleConfig
 from mlm.data.corpus import prepare_corpus
 from mlm.evaluation.batch_view import training_batch
@@ -172,29 +171,6 @@ def test_a_warmup_longer_than_the_run_is_refused(tiny):
     with pytest.raises(InputError, match=r"warm-up of 200 steps is longer than the run of \d: the peak"):
         pretrain(tiny(trainer=trainer, schedule=schedule))
     assert not folder_of(tiny()).exists()
-
-
-def test_two_processes_train_like_one(tiny, tmp_path):
-    """AdamW without dropout: same losses and weights at the same global batch, whoever computes it."""
-    alone = tiny(name="alone", trainer={"max_steps": 6})
-    pretrain(alone)
-    both = tiny(name="both", trainer={"max_steps": 6, "devices": 2})
-    save_config(both, tmp_path / "both.yaml")
-    script = tmp_path / "launch.py"
-    script.write_text(
-        "import sys\n"
-        "from mlm.config.experiment import PretrainConfig\n"
-        "from mlm.config.parse import parse_config\n"
-        "if __name__ == '__main__':\n"
-        "    config = parse_config(PretrainConfig, prog='launch')\n"
-        "    from mlm.training.pretraining import pretrain\n"
-        "    sys.exit(pretrain(config))\n"
-    )
-    run_script([str(script), "--config", str(tmp_path / "both.yaml")], {"OMP_NUM_THREADS": "1"})
-    for name in ("train/loss", "val/loss"):
-        assert column(both, name) == pytest.approx(column(alone, name), abs=1e-5)
-    assert column(both, "tokens") == column(alone, "tokens")
-    assert_equal_weights(weights(both), weights(alone), atol=1e-5, rtol=1e-4)
 
 
 def run_script(arguments, environment):

@@ -17,6 +17,7 @@ from mlm.config.parse import parse_config
 from mlm.config.training import LoggingConfig
 from mlm.training.pretraining import pretrain
 from mlm.training.reporting import resolve_tracking
+from mlm.training.tracked import tracked_step
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: connections are refused
 
@@ -107,12 +108,14 @@ def test_every_step_is_tracked_once_over_two_resumes(tiny, monkeypatch):
             if trainer.global_step == step:
                 raise Lost
 
+        assert tracked_step(folder_of(config)) == (-1 if step == 10 else 10)
         with monkeypatch.context() as patch:
             patch.setattr(reporting.ProgressBar, "on_step_end", lose)
             with pytest.raises(Lost):
                 pretrain(replace(config, resume=step > 10))
     pretrain(replace(config, resume=True))
     assert_tracked_once(config, steps=20, parts=3)
+    assert tracked_step(folder_of(config)) == 20
 
 
 def test_two_processes_track_one_run(tiny):

@@ -1,0 +1,176 @@
+"""Labels as they stand in files, and what a classifier is trained on: names to ids, sets of names, numbers.
+
+- the ids of classes are the places of their names in sorted order, whole numbers by value: the same for any
+  order of the rows; nothing is guessed from the type of a column
+- mistakes name file, row (counted from 1, without the header) and value, before anything is trained
+
+N examples, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mlm.config.errors import InputError
+from mlm.config.model import LabelType
+
+NO_CLASS = "-1"
+"""What data sets write in place of a label that is kept secret."""
+
+Cell = tuple[str, Any]
+"""Where a label stands, in words, and what stands there."""
+
+
+def sort_labels(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the distinct names in the order of their ids: sorted, whole numbers by value."""
+    distinct = sorted(set(names))
+    if all(name.lstrip("-").isdecimal() and name.isascii() and str(int(name)) == name for name in distinct):
+        distinct.sort(key=int)
+    return tuple(distinct)
+
+
+def label_names(cells: Sequence[Cell], column: str, separator: str | None) -> list[list[str]]:
+    """Return the names of each row's labels.
+
+    Args:
+        cells: of the column.
+        column: its name, for messages.
+        separator: stands between the labels of a row, which may have none; None: each row has one label.
+
+    Raises:
+        InputError: a label is missing, is -1, or is no name; says in which row.
+    """
+    if separator is None:
+        return [[_name(value, f"{place}: {column}")] for place, value in cells]
+    return [_names(value, f"{place}: {column}", separator) for place, value in cells]
+
+
+def _names(value: Any, where: str, separator: str) -> list[str]:
+    if value is None:
+        raise InputError(f"{where} is missing; leave it empty, or write [], for a text without labels")
+    if isinstance(value, str):
+        value = [part for part in value.split(separator) if part.strip()]
+    names = [_name(entry, where) for entry in (value if isinstance(value, list) else [value])]
+    for name in names:
+        if separator in name:
+            raise InputError(
+                f"{where} {name} has {separator} in it, which separates labels; choose another "
+                "label_separator"
+            )
+    return names
+
+
+def _name(value: Any, where: str) -> str:
+    if isinstance(value, list | dict):
+        raise InputError(f"{where} is {str(value)[:60]!r}, not one name; lists are for label_type multilabel")
+    name = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value).strip()
+    if not name:
+        raise InputError(f"{where} is missing")
+    if name == NO_CLASS:
+        raise InputError(
+            f"{where} is -1, which stands for 'no label'; leave such rows out, or call the class otherwise"
+        )
+    return name
+
+
+def label_ids(
+    names: Sequence[Sequence[str]],
+    labels: Sequence[str],
+    cells: Sequence[Cell],
+    column: str,
+    known: str = "of training",
+) -> list[list[int]]:
+    """Return the ids of each row's labels: their places in `labels`.
+
+    Args:
+        names: of each row's labels.
+        labels: names of the classes by their ids.
+        cells: where the rows stand.
+        column: its name, for messages.
+        known: whose labels these are, for messages.
+
+    Raises:
+        InputError: a name is none of them.
+    """
+    ids = {label: number for number, label in enumerate(labels)}
+    for (place, _), row in zip(cells, names, strict=True):
+        for name in row:
+            if name not in ids:
+                listed = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
+                where = f"{place}: {column} {name}"
+                raise InputError(f"{where} is not among the labels {known}: {listed}")
+    return [[ids[name] for name in row] for row in names]
+
+
+def label_array(ids: Sequence[Sequence[int]], label_type: LabelType, num_classes: int) -> npt.NDArray[Any]:
+    """Return (N,) int64 ids of classes, or where a row has any number of labels (N, C) bool."""
+    if label_type == "classification":
+        return np.array([row[0] for row in ids], np.int64)
+    has = np.zeros((len(ids), num_classes), bool)
+    for row, of_row in zip(has, ids, strict=True):
+        row[list(of_row)] = True
+    return has
+
+
+def label_numbers(cells: Sequence[Cell], column: str) -> npt.NDArray[np.float64]:
+    """Return the number of each row, (N,).
+
+    Raises:
+        InputError: a row has none.
+    """
+    numbers = []
+    for place, value in cells:
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            found = "is missing" if value is None else f"is {str(value)[:60]!r}, which is no number"
+            raise InputError(f"{place}: {column} {found}; regression needs one in every row")
+        numbers.append(number)
+    return np.array(numbers, np.float64)
+
+
+def class_weights(
+    wanted: Literal["balanced"] | Sequence[str] | None, labels: tuple[str, ...], values: npt.NDArray[Any]
+) -> npt.NDArray[np.float64] | None:
+    """Return what an example of each class counts in the loss, (C,); None: all the same.
+
+    Balanced are N / (C * examples of the class), so that every class as a whole counts the same; with any
+    number of labels, the texts that have one count as much as those that do not.
+
+    Args:
+        wanted: `balanced`, or `label=weight` for some of the labels, the others counting 1.
+        labels: C names.
+        values: (N,) ids of classes, or (N, C) bool.
+
+    Raises:
+        InputError: a weight is given for a label that there is not.
+    """
+    if wanted is None:
+        return None
+    if wanted == "balanced":
+        counts = np.maximum(np.array(list(label_counts(labels, values).values())), 1)
+        return (len(values) - counts) / counts if values.ndim == 2 else len(values) / (len(labels) * counts)
+    weights = {name: float(weight) for name, _, weight in (entry.rpartition("=") for entry in wanted)}
+    for name in weights:
+        if name not in labels:
+            listed = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
+            raise InputError(f"head.class_weights: {name} is not among the labels of training: {listed}")
+    return np.array([weights.get(label, 1.0) for label in labels])
+
+
+def label_counts(labels: tuple[str, ...], values: npt.NDArray[Any]) -> dict[str, int]:
+    """Return how often each class occurs, by name.
+
+    Args:
+        labels: C names.
+        values: (N,) ids of classes, or (N, C) bool.
+    """
+    counts = values.sum(0) if values.ndim == 2 else np.bincount(values, minlength=len(labels))
+    return dict(zip(labels, counts.tolist(), strict=True))

@@ -1,0 +1,86 @@
+"""Scores of a fine-tuned model on a labelled file; classes are matched by their names."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from mlm.config.evaluation import EvaluateConfig
+from mlm.config.model import ClassifierConfig
+from mlm.data.labelled import Table, read_table
+from mlm.data.labels import label_array, label_ids, label_names, label_numbers
+from mlm.evaluation.metrics import class_table, counts_of_classes, task_metrics
+from mlm.evaluation.predict import read_examples, say, tell_truncated
+from mlm.hub.download import model_folder
+from mlm.hub.pretrained import load_classifier
+
+log = logging.getLogger(__name__)
+
+
+def evaluate_classifier(config: EvaluateConfig) -> int:
+    """Print the scores of a fine-tuned model on a labelled file: the `evaluate` command with `input`.
+
+    Raises:
+        InputError: the file has no texts or labels where the configuration says, or others than the model.
+    """
+    table = read_table(str(config.input), config.encoding)
+    examples = read_examples(table, config.text_column, config.text_pair_column)
+    folder = model_folder(config.model)
+    classifier = load_classifier(folder).classifier_config
+    labels = labels_of_model(table, config, classifier)  # a mistake in them is told before hours of work
+    said = say(folder, examples, config.max_length, config.batch_size)
+    if said is None:
+        return 0
+    tell_truncated(said.num_truncated, len(examples), table.name, said.longest)
+    facts: dict[str, Any] = task_metrics(classifier.label_type, labels, said.logits)
+    facts["num_examples"] = len(examples)
+    for name, value in facts.items():
+        print(f"{name:22} {value:.4f}" if isinstance(value, float) else f"{name:22} {value:,}")
+    if classifier.label_type != "regression":
+        counts = counts_of_classes(classifier.labels, labels, said.logits)
+        print("\n".join(class_table(counts)))
+        named = [label for label, count in counts["predicted_counts"].items() if count]
+        if len(named) < 2:
+            log.warning("only one class is predicted: %s", *named or ["none at all"])
+        facts |= counts
+    if config.output:
+        Path(config.output).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    return 0
+
+
+def labels_of_model(table: Table, config: EvaluateConfig, classifier: ClassifierConfig) -> npt.NDArray[Any]:
+    """Return the labels of a file as the model numbers them; `task_metrics` says in which form.
+
+    Raises:
+        InputError: a row has no label, or one that the model does not know.
+    """
+    column = config.label_column
+    cells = list(table.cells(column, "--label_column"))
+    if classifier.label_type == "regression":
+        return label_numbers(cells, column)
+    separator = config.label_separator if classifier.label_type == "multilabel" else None
+    names = as_the_model_spells(label_names(cells, column, separator), classifier.labels)
+    ids = label_ids(names, classifier.labels, cells, column, "of the model")
+    return label_array(ids, classifier.label_type, len(classifier.labels))
+
+
+def as_the_model_spells(names: Sequence[Sequence[str]], labels: Sequence[str]) -> list[list[str]]:
+    """Return the names of each row's labels, those the model knows in other capitals as it has them.
+
+    A model that does not name its classes (LABEL_0, LABEL_1, ...) takes their numbers; that is told.
+    """
+    spelt = {label.lower(): label for label in labels}
+    if len(spelt) < len(labels):  # it tells capitals apart
+        spelt = {}
+    known = spelt | {label: label for label in labels}
+    if all(label == f"LABEL_{number}" for number, label in enumerate(labels)):
+        numbers = {str(number): label for number, label in enumerate(labels)}
+        if all(name in numbers for row in names for name in row):
+            log.warning("the model does not name its classes, so that labels are taken for its ids")
+            known |= numbers
+    return [[known.get(name, known.get(name.lower(), name)) for name in row] for row in names]
