@@ -137,7 +137,8 @@ class Clock(StepCallback):
         self.progress.tokens += self.rows.num_tokens(step.rows)
         self.progress.rows += self.batch_size
         before = self.progress.elapsed_s
-        seconds, waited_s = self.now() - before, trainer.train_dataloader.waited_s
+        loader: Any = trainer.train_dataloader
+        seconds, waited_s = self.now() - before, loader.waited_s
         module.step_metrics["throughput/step_s"] = seconds
         module.step_metrics["throughput/wait_share"] = (waited_s - self._waited_s) / max(seconds, 1e-9)
         self._waited_s = waited_s
