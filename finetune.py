@@ -17,7 +17,10 @@ def main() -> int:
     config = parse_config(FinetuneConfig, prog="finetune.py")
     log_to_stderr()
     with one_line_errors("finetune.py"):
-        from mlm.training.suite import finetune_all  # only now: a mistake is told before torch is imported
+        from mlm.training.tracked import import_tracker  # only now: a mistake is told before anything heavy
+
+        import_tracker(config.logging)
+        from mlm.training.suite import finetune_all
 
         status = finetune_all(config)
     return status or 0

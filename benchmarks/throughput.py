@@ -8,7 +8,8 @@ Each run is a process of its own. Both sides read the same text with the same vo
 of rows and tokens a step, save at the same steps, and run with the same threads and the same allocator; the
 settings of a case take turns, round after round. Tokens per second are those of the steps after the first
 ones, up to the last but one (ours validates after the last); padding is not counted. Start-up is reported
-beside it: the seconds until the first step ended. Results of cases measured earlier stay in the result file.
+beside it, as the seconds of the process outside its steps. Results of cases measured earlier stay in the
+result file.
 
 theirs: their defaults (float32); bf16; `best`: bf16, compiled, no dropout.
 ours-equal: BERT's shape and dropout with AdamW on rows filled like theirs; ours-equal-no-dropout; ours: the
@@ -148,10 +149,9 @@ class Bench:
     def run(self, setting: str, steps: int | None = None) -> dict[str, float]:
         """Run one setting once."""
         run = self._theirs if setting in THEIRS else self._bare if setting.startswith("bare") else self._ours
-        found = run(setting, steps or self.options.steps)
         for folder in ("runs", "theirs"):
             shutil.rmtree(self.work / folder, ignore_errors=True)
-        return found
+        return run(setting, steps or self.options.steps)
 
     def _inputs(self) -> list[object]:
         words = ["--data.sources", self.text, "--data.document", "line", "--tokenizer.path", self.tokenizer]
@@ -168,6 +168,7 @@ class Bench:
         ends, tokens = ([float(row[name]) for row in rows] for name in ("elapsed_s", "tokens"))
         return {
             "tokens_per_second": steady_rate(ends, tokens),
+            "wait_share": median([float(row["throughput/wait_share"]) for row in rows[WARM:]]),
             "whole_s": child.seconds,
             "outside_steps_s": child.seconds - ends[-1],
             "cpu_s": child.cpu_s,

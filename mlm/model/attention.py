@@ -15,14 +15,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 
 from mlm.config.model import ModelConfig
 from mlm.model.positions import DocumentOffsets, Rotation, apply_rotary
-
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # an older torch
-    varlen_attn = None
 
 LONGEST_BY_MATMUL = 1024
 """Longest row for plain products on a CPU; beyond it their B*H*S*S scores fill the memory."""
@@ -108,7 +104,7 @@ def attend_by_kernel(
 def can_attend_by_document(device: torch.device, dtype: torch.dtype, dropout: float) -> bool:
     """Tell whether `attend_by_document` can: its kernel is for CUDA, half precision, no dropout."""
     half = dtype in (torch.bfloat16, torch.float16)
-    return varlen_attn is not None and device.type == "cuda" and half and not dropout
+    return device.type == "cuda" and half and not dropout
 
 
 def attend_by_document(query: Tensor, key: Tensor, value: Tensor, documents: DocumentOffsets) -> Tensor:
@@ -117,5 +113,7 @@ def attend_by_document(query: Tensor, key: Tensor, value: Tensor, documents: Doc
     Queries, keys and values are (B, H, S, K).
     """
     B, H, S, K = query.shape
-    rows = [states.transpose(1, 2).reshape(B * S, H, K) for states in (query, key, value)]
-    return varlen_attn(*rows, documents.starts, documents.starts, S, S).view(B, S, H, K)
+    query, key, value = (states.transpose(1, 2).reshape(B * S, H, K) for states in (query, key, value))
+    context = varlen_attn(query, key, value, documents.starts, documents.starts, S, S)
+    assert isinstance(context, Tensor), "a pair only where more is asked for"
+    return context.view(B, S, H, K)

@@ -42,7 +42,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         """Return the gradient of the logits."""
         (gradient,) = ctx.saved_tensors
         return gradient * grad_output, None

@@ -87,8 +87,10 @@ class Muon(torch.optim.Optimizer):
             assert parameter.grad is not None, "step() passes on parameters with gradients only"
             gradient = torch.where(skip, buffer, parameter.grad)
             buffer.lerp_(gradient, 1 - momentum)
-            directions.append(gradient.lerp(buffer, momentum).view(num_blocks, rows, columns))
-        updates = newton_schulz(torch.cat(directions)).to(parameters[0].dtype)
+            # Cast one by one: joined in float32 they would leave the cache.
+            direction = gradient.lerp(buffer, momentum).bfloat16()
+            directions.append(direction.view(num_blocks, rows, columns))
+        updates = newton_schulz(torch.cat(directions))
         scale = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
         decay = torch.where(skip, 1.0, 1 - group["lr"] * group["weight_decay"])
         for parameter, update in zip(parameters, updates.split(num_blocks), strict=True):

@@ -127,6 +127,7 @@ class Clock(StepCallback):
     def restart(self) -> None:
         """Let the time since the last reading pass uncounted."""
         self._start = time.monotonic() - self.progress.elapsed_s
+        self._waited_s = 0.0
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Count."""
@@ -136,7 +137,11 @@ class Clock(StepCallback):
         self.progress.tokens += self.rows.num_tokens(step.rows)
         self.progress.rows += self.batch_size
         before = self.progress.elapsed_s
-        module.step_metrics["throughput/step_s"] = self.now() - before
+        loader: Any = trainer.train_dataloader
+        seconds, waited_s = self.now() - before, loader.waited_s
+        module.step_metrics["throughput/step_s"] = seconds
+        module.step_metrics["throughput/wait_share"] = (waited_s - self._waited_s) / max(seconds, 1e-9)
+        self._waited_s = waited_s
 
     def now(self) -> float:
         """Return the seconds trained, up to this moment."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader
@@ -15,6 +16,20 @@ from mlm.evaluation.masked_lm import frozen_batches
 from mlm.masking import mask_rate_at
 from mlm.plan import planned_steps
 from mlm.training.callbacks import Progress
+
+
+class TimedLoader(DataLoader[MaskedBatch]):
+    """A loader that counts how long training waited for its batches."""
+
+    waited_s = 0.0
+    """Seconds, since it was built."""
+
+    def __iter__(self) -> Iterator[MaskedBatch]:  # type: ignore[override]
+        start = time.monotonic()
+        for batch in super().__iter__():
+            self.waited_s += time.monotonic() - start
+            yield batch
+            start = time.monotonic()
 
 
 class PretrainDataModule(pl.LightningDataModule):
@@ -37,14 +52,14 @@ class PretrainDataModule(pl.LightningDataModule):
         passes = self.trainer.world_size * self.trainer.accumulate_grad_batches
         return self.config.trainer.global_batch_size // passes
 
-    def train_dataloader(self) -> DataLoader[MaskedBatch]:
+    def train_dataloader(self) -> TimedLoader:
         """Return the training batches, without end."""
         assert self.trainer is not None
         workers = self.config.data.num_workers
         on_gpu = self.trainer.strategy.root_device.type == "cuda"
         rate = self.config.masking.highest_mask_rate
         masking = build_masking(self.config.masking, rate, self.corpus.tokenizer)
-        return DataLoader(
+        return TimedLoader(
             MaskedRows(self.corpus.train, masking, self.config.seed),
             sampler=TrainingSampler(
                 num_rows=len(self.corpus.train),

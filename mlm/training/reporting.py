@@ -48,6 +48,7 @@ COLUMNS = [
     "masking/unchanged",
     "optim/skipped",
     "throughput/tokens_per_second",
+    "throughput/wait_share",
 ]
 CONNECT_TIMEOUT_S = 3.0
 """How long the tracking server may take to answer at all."""

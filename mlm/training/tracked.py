@@ -1,4 +1,4 @@
-"""How far a tracked run got, read from the files that Weights & Biases keeps of it.
+"""Weights & Biases: an early import, and how far a tracked run got, read from the files kept of it.
 
 A tracker that was killed may have lost what it was given last, so that only its files know. They are logs in
 LevelDB's format: blocks of 32 KiB, in them pieces of records, each with checksum, length and kind.
@@ -6,10 +6,15 @@ LevelDB's format: blocks of 32 KiB, in them pieces of records, each with checksu
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+
+from mlm.config.launch import is_first_process
+from mlm.config.training import LoggingConfig
 
 BLOCK = 2**15
 TAIL = 2**20
@@ -19,6 +24,17 @@ WHOLE, FIRST, LAST = 1, 2, 4
 """Kinds of pieces; what is between first and last is 3."""
 STEP = re.compile(rb"\x08[\x80-\xff]*[\x00-\x7f]\x12.*trainer/global_step\x82\x01.(\d+)", re.DOTALL)
 """A protocol buffer: the number of the record, field 2 (what was logged), in it the key and its value."""
+
+
+def import_tracker(config: LoggingConfig) -> None:
+    """Import what a tracked run needs, if this process tracks; to be called before torch is imported.
+
+    Its classes look for their documentation in every module there is: that takes a second less while these
+    are few.
+    """
+    if is_first_process() and "disabled" not in (config.wandb, os.environ.get("WANDB_MODE")):
+        with suppress(ImportError):  # an inner module of theirs, which wandb.init imports anyway
+            import wandb.sdk.launch.inputs.internal  # noqa: F401
 
 
 def tracked_step(folder: Path) -> int:

@@ -296,6 +296,10 @@ def test_loader_processes_change_nothing(tiny):
     for config in runs:
         pretrain(config)
     assert column(runs[0], "train/loss") == column(runs[1], "train/loss")
+    for config in runs:
+        shares = column(config, "throughput/wait_share")
+        assert len(shares) == 8
+        assert all(share >= 0 for share in shares)
     assert_equal_weights(weights(runs[0]), weights(runs[1]))
 
 

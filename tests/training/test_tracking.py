@@ -154,3 +154,15 @@ def test_kills_lose_no_tracked_step(tiny):
             time.sleep(2)
     launch([*ALONE, *flags(config, "--resume", "auto")])
     assert_tracked_once(config, steps=400, parts=3)
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("offline", "True False"), ("disabled", "False False")])
+def test_the_tracker_is_imported_before_torch_if_it_is_needed(mode, expected):
+    code = (
+        "import sys; from mlm.config.training import LoggingConfig;"
+        "from mlm.training.tracked import import_tracker;"
+        f"import_tracker(LoggingConfig(wandb={mode!r}));"
+        "print(*(name in sys.modules for name in ('wandb.sdk.launch', 'torch')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
