@@ -31,7 +31,7 @@ from mlm.data.cleaning import distinct_texts, first_of_equals, first_of_similar
 from mlm.data.collate import Rows
 from mlm.data.packing import RowTable, Spans, cut_spans, pack_documents
 from mlm.data.sampler import Part, divide_block
-from mlm.data.store import STORE_VERSION, TokenStore, finish_store, write_shards
+from mlm.data.store import STORE_VERSION, TokenStore, drop_shards, finish_store, write_shards
 from mlm.data.text import Text
 from mlm.tokenizer import (
     TOKENIZER_VERSION,
@@ -137,6 +137,7 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
             log.info("training a %s vocabulary of %s entries", config.type, f"{config.vocab_size:,}")
             documents: Iterable[str] = text.sample(config.max_bytes)
             tokenizer = train_tokenizer(distinct_texts(documents) if distinct else documents, config)
+            text.check_unchanged()
             with replacing(folder) as temporary:
                 temporary.mkdir()
                 (temporary / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
@@ -160,6 +161,11 @@ def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) 
             sources = text.by_source("tokenizing")
             cores = text.config.num_proc or available_cores()
             shards = write_shards(folder, sources, tokenizer, cores, machine, lambda: text.share_read)
+            try:
+                text.check_unchanged()
+            except InputError:
+                drop_shards(folder)
+                raise
             shards += [0] * (len(text.sources) - len(shards))
             facts = {"tokenizer": digest, "text": text.digest}
             with locked(folder):

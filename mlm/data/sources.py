@@ -312,6 +312,16 @@ def _identity(path: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
+def file_states(source: SourceConfig) -> dict[Path, list[int]]:
+    """Return what changes when a file of a local source does; nothing for any other source."""
+    if not source.is_local:
+        return {}
+    try:
+        return {path: _identity(path) for path in source_files(source)}
+    except OSError as error:
+        raise InputError(f"{source.path}: cannot be read: {one_line(error)}") from error
+
+
 def source_digest(source: SourceConfig, rule: DocumentRule, digests: DigestCache) -> str:
     """Return a digest of everything that decides the documents of a source: content and options.
 

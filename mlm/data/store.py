@@ -225,6 +225,11 @@ def finish_store(
     return TokenStore(folder)
 
 
+def drop_shards(folder: Path) -> None:
+    """Remove the shards of a store that is not finished: what was read turned out not to be its text."""
+    shutil.rmtree(_partial(folder), ignore_errors=True)
+
+
 def _partial(folder: Path) -> Path:
     return folder.with_name(folder.name + PARTIAL)
 

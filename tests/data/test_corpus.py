@@ -9,8 +9,16 @@ import pytest
 
 from mlm.config.data import CorpusConfig, SourceConfig, TokenizerConfig
 from mlm.config.errors import InputError
-from mlm.data.corpus import prepare_corpus, prepare_evaluation, prepare_store, split_documents
+from mlm.data.corpus import (
+    _store,
+    prepare_corpus,
+    prepare_evaluation,
+    prepare_store,
+    prepare_tokenizer,
+    split_documents,
+)
 from mlm.data.store import build_store
+from mlm.data.text import Text
 from mlm.tokenizer import encode_documents
 
 
@@ -349,3 +357,18 @@ def test_machines_prepare_one_corpus(text):
     stores = [prepare_store(config(text), VOCABULARY, (number, 2))[1] for number in (2, 1)]
     assert sum(store is not None for store in stores) == 1
     assert prepare_corpus(config(text), VOCABULARY).store.folder == next(s.folder for s in stores if s)
+
+
+def test_file_that_changes_while_it_is_read_leaves_nothing_behind(text):
+    tokenizer = prepare_tokenizer(Text(config(text)), VOCABULARY)
+    for begin in (lambda read: prepare_tokenizer(read, VOCABULARY), lambda read: _store(read, tokenizer)):
+        text.write_text(text.read_text() + "\nanother harbour")
+        read = Text(config(text))
+        text.write_text("another keeper\n" * 300)
+        with pytest.raises(
+            InputError, match=r"text\.txt: changed while it was read; nothing of it is kept; run"
+        ):
+            begin(read)
+    assert not [*read.cache.glob("stores/[!.]*")]
+    assert len([*read.cache.glob("tokenizers/[!.]*")]) == 1
+    assert prepare_corpus(config(text), VOCABULARY).store.manifest["num_documents"] == 300
