@@ -48,7 +48,7 @@ from mlm.data.remote import (
 )
 from mlm.data.tables import arrow_documents, csv_rows, json_rows, parquet_documents, row_documents
 
-READER_VERSION = 3
+READER_VERSION = 4
 """Changes whenever the same files would give other documents."""
 SAVED_SPLITS, SAVED_STATE, SAVED_INFO = "dataset_dict.json", "state.json", "dataset_info.json"
 """What `datasets` writes beside the text: the splits in a folder, the files of one, and what they are."""
@@ -178,7 +178,7 @@ def _source_files(source: SourceConfig) -> list[Path]:
     elif path.exists() or path.is_symlink():
         return [_checked_file(path, source)]
     elif glob.has_magic(text):
-        found = [Path(match) for match in glob.glob(str(path), recursive=True) if not os.path.isdir(match)]
+        found = _matching_files(path)
     else:
         raise InputError(f"{text}: no such file or folder")
     if not found:
@@ -194,10 +194,28 @@ def _source_files(source: SourceConfig) -> list[Path]:
     return [_checked_file(file, source) for file in known]
 
 
+def _matching_files(pattern: Path) -> list[Path]:
+    """Return the files that a glob matches; those below the folders that it matches if it matches no file."""
+    matches = [Path(match) for match in sorted(glob.glob(str(pattern), recursive=True))]
+    folders = [match for match in matches if match.is_dir()]
+    if folders == matches:
+        return list(dict.fromkeys(file for folder in folders for file in _files_below(folder)))
+    if folders and "**" not in pattern.parts:
+        names = ", ".join(map(str, folders[:3])) + (", ..." if len(folders) > 3 else "")
+        log.warning("%s: matches files and folders; the folders are not read: %s", pattern, names)
+    return [match for match in matches if not match.is_dir()]
+
+
 def _files_below(folder: Path) -> list[Path]:
-    found = []
-    for parent, folders, names in os.walk(folder, onerror=_raise):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    """Return the files below a folder, also behind links; a folder that several paths lead to comes once."""
+    found, seen = [], set()
+    for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         if SAVED_SPLITS in names:
             folders[:], names = [_saved_split(Path(parent))], []
         elif SAVED_INFO in names:
