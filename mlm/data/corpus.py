@@ -29,6 +29,7 @@ from mlm.counter import uniform
 from mlm.data.cache import content_key, in_words, locked, mark_used, replacing
 from mlm.data.cleaning import distinct_texts, first_of_equals, first_of_similar
 from mlm.data.collate import Rows
+from mlm.data.formats import short_name
 from mlm.data.packing import RowTable, Spans, cut_spans, pack_documents
 from mlm.data.sampler import Part, divide_block
 from mlm.data.store import STORE_VERSION, TokenStore, drop_shards, finish_store, write_shards
@@ -48,7 +49,7 @@ BLOCK_TOKENS = 2000
 """Size of such a block."""
 UNKNOWN_WARNING_RATE = 0.01
 """Share of unknown tokens from which the user is warned."""
-ROWS_VERSION = 2
+ROWS_VERSION = 3
 """Changes whenever the same store would give other rows."""
 
 log = logging.getLogger(__name__)
@@ -176,6 +177,7 @@ def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) 
                     return None
     mark_used(folder)
     store = TokenStore(folder)
+    _name_sources(store, text)
     _tell(store)
     return store
 
@@ -188,6 +190,13 @@ def available_cores() -> int:
 def _facts_of_sources(text: Text) -> list[dict[str, Any]]:
     pairs = zip(text.config.sources, text.reports, strict=True)
     return [{"path": source.path, "summary": report.summary()} for source, report in pairs]
+
+
+def _name_sources(store: TokenStore, text: Text) -> None:
+    """Give the sources of a store their names of today: it may be made of copies that lay elsewhere."""
+    for known, source, read in zip(store.sources, text.config.sources, text.sources, strict=True):
+        known["path"] = source.path
+        known["summary"] = f"{short_name(read.path)}: {known['summary'].partition(': ')[2]}"
 
 
 def _tell(store: TokenStore) -> None:
@@ -314,29 +323,36 @@ def _train_and_validation(
                 _save_table(temporary / "validation", rows)
                 (temporary / "facts.json").write_text(json.dumps(facts))
     facts = json.loads((folder / "facts.json").read_text())
-    parts = [Part(*part) for part in facts["parts"]]
+    names = [source.path for source in config.sources]
+    parts = [Part(rows, per_block, names[source]) for rows, per_block, source in facts["parts"]]
     train_table, validation_table = (_load_table(folder / name) for name in ("train", "validation"))
     return _Tables(train_table, validation_table, tuple(parts), facts["unigram_entropy"])
 
 
-def _pack_mix(store: TokenStore, train: Spans, config: CorpusConfig) -> tuple[RowTable, list[Part]]:
-    """Pack what is trained on; with weights, the sources one by one."""
+def _pack_mix(
+    store: TokenStore, train: Spans, config: CorpusConfig
+) -> tuple[RowTable, list[tuple[int, int, int]]]:
+    """Pack what is trained on; with weights, the sources one by one.
+
+    Returns:
+        The table, and with weights for each source that has rows: their number, rows a block, its place.
+    """
     weights = [source.weight for source in config.sources]
     if None in weights:
         return pack_documents(train, config.seq_len, config.packing), []
     bounds = np.cumsum([0] + [source["num_tokens"] for source in store.sources])
-    tables, shares, names = [], [], []
-    for source, weight, begin, end in zip(store.sources, weights, bounds[:-1], bounds[1:], strict=True):
+    tables, shares, places = [], [], []
+    for place, (source, weight) in enumerate(zip(store.sources, weights, strict=True)):
+        begin, end = bounds[place : place + 2]
         spans = train.take((train.starts >= begin) & (train.starts < end))
         if not spans.num_tokens:
             log.warning("%s: nothing is left to train on; its weight goes to the others", source["path"])
             continue
         tables.append(pack_documents(spans, config.seq_len, config.packing))
         assert weight is not None
-        names.append(source["path"])
+        places.append(place)
         shares.append(weight / spans.num_tokens * len(tables[-1]))  # of tokens -> of rows
-    parts = map(Part, map(len, tables), divide_block(shares), names)
-    return RowTable.joined(tables), list(parts)
+    return RowTable.joined(tables), list(zip(map(len, tables), divide_block(shares), places, strict=True))
 
 
 def _save_table(folder: Path, table: RowTable) -> None:

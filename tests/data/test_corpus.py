@@ -3,6 +3,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -370,3 +371,19 @@ def test_file_that_changes_while_it_is_read_leaves_nothing_behind(text):
     assert not [*read.cache.glob("stores/[!.]*")]
     assert len([*read.cache.glob("tokenizers/[!.]*")]) == 1
     assert prepare_corpus(config(text), VOCABULARY).store.manifest["num_documents"] == 300
+
+
+def test_copies_elsewhere_are_reused_under_their_own_names(tmp_path, documents):
+    corpora = []
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        sources = [SourceConfig(str(tmp_path / folder / f"{folder}-{part}.txt"), weight=1) for part in "ab"]
+        for number, source in enumerate(sources):
+            Path(source.path).write_text("\n".join(documents[number::2]))
+        mix = CorpusConfig(sources=sources, document="line", seq_len=32)
+        corpora.append(prepare_corpus(mix, VOCABULARY))
+    assert corpora[0].store.folder == corpora[1].store.folder
+    names = [source.path for source in sources]
+    assert [source["path"] for source in corpora[1].sources] == names
+    assert [part.name for part in corpora[1].train.parts] == names
+    assert corpora[1].sources[0]["summary"].startswith("two-a.txt: 1 file, line")
