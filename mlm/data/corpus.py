@@ -26,7 +26,7 @@ from mlm.config.data import CorpusConfig, TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.config.parse import to_plain
 from mlm.counter import uniform
-from mlm.data.cache import content_key, in_words, locked, mark_used, replacing
+from mlm.data.cache import content_key, in_words, locked, mark_used, reading, replacing
 from mlm.data.cleaning import distinct_texts, first_of_equals, first_of_similar
 from mlm.data.collate import Rows
 from mlm.data.formats import short_name
@@ -147,7 +147,9 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
         else:
             log.info("vocabulary: reusing %s", folder)
     mark_used(folder)
-    return load_tokenizer(folder, config.add_tokens)
+    with reading(folder):
+        tokenizer = load_tokenizer(folder)
+    return load_tokenizer(folder, config.add_tokens) if config.add_tokens else tokenizer
 
 
 def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) -> TokenStore | None:
@@ -235,7 +237,8 @@ def _kept(store: TokenStore, config: CorpusConfig) -> npt.NDArray[np.bool_]:
             kept = first_of_similar(documents, first_of_equals(store.text_hashes), config.near_similarity)
             with replacing(path) as temporary, temporary.open("wb") as file:
                 np.save(file, kept)
-    return np.load(path)
+    with reading(path):
+        return np.load(path)
 
 
 def split_documents(
@@ -322,11 +325,12 @@ def _train_and_validation(
                 rows = pack_documents(validation, config.seq_len, config.packing)
                 _save_table(temporary / "validation", rows)
                 (temporary / "facts.json").write_text(json.dumps(facts))
-    facts = json.loads((folder / "facts.json").read_text())
-    names = [source.path for source in config.sources]
-    parts = [Part(rows, per_block, names[source]) for rows, per_block, source in facts["parts"]]
-    train_table, validation_table = (_load_table(folder / name) for name in ("train", "validation"))
-    return _Tables(train_table, validation_table, tuple(parts), facts["unigram_entropy"])
+    with reading(folder):
+        facts = json.loads((folder / "facts.json").read_text())
+        names = [source.path for source in config.sources]
+        named = tuple(Part(rows, per_block, names[source]) for rows, per_block, source in facts["parts"])
+        train_table, validation_table = (_load_table(folder / name) for name in ("train", "validation"))
+        return _Tables(train_table, validation_table, named, facts["unigram_entropy"])
 
 
 def _pack_mix(
@@ -366,6 +370,8 @@ def _load_table(folder: Path) -> RowTable:
     offsets, starts, lengths = (
         np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "starts", "lengths")
     )
+    if not offsets[-1] == len(starts) == len(lengths):
+        raise ValueError(f"{folder.name}: the files are of different rows")
     return RowTable(offsets, Spans(starts, lengths))
 
 

@@ -1,6 +1,7 @@
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -387,3 +388,35 @@ def test_copies_elsewhere_are_reused_under_their_own_names(tmp_path, documents):
     assert [source["path"] for source in corpora[1].sources] == names
     assert [part.name for part in corpora[1].train.parts] == names
     assert corpora[1].sources[0]["summary"].startswith("two-a.txt: 1 file, line")
+
+
+DAMAGES = [
+    ("stores/*/manifest.json", b""),
+    ("stores/*/manifest.json", b"{}"),
+    ("stores/*/manifest.json", None),
+    ("stores/*/shard-00000.arrow", b""),
+    ("stores/*/shard-00000.arrow", b"\0" * 4096),
+    ("stores/*/rows-*/facts.json", b"[]"),
+    ("stores/*/rows-*/train/starts.npy", b""),
+    ("stores/*/rows-*/train/lengths.npy", b"\x93NUMPY"),
+    ("stores/*/rows-*/validation/offsets.npy", None),
+    ("tokenizers/*/tokenizer.json", b"{"),
+    ("tokenizers/*/tokenizer.json", None),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGES)
+def test_damage_in_the_cache_is_one_line_and_removing_it_helps(text, name, content):
+    before = prepare_corpus(config(text), VOCABULARY)
+    cache = before.store.folder.parent.parent
+    (file,) = cache.glob(name)
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InputError, match=r"^\S+ is damaged \(.+\); remove it and it is made anew") as error:
+        prepare_corpus(config(text), VOCABULARY)
+    damaged = Path(str(error.value).split(" is damaged")[0])
+    assert damaged in file.parents
+    assert "\n" not in str(error.value)
+    shutil.rmtree(damaged)
+    assert prepare_corpus(config(text), VOCABULARY).unigram_entropy == before.unigram_entropy
