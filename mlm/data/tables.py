@@ -57,6 +57,8 @@ def row_documents(rows: Iterator[Row], name: str, column: str | None, report: Re
 
 
 def _choose_column(name: str, columns: list[str], worded: list[str], column: str | None) -> str:
+    if not columns:
+        raise InputError(f"{name}: has no columns")
     if column is None:
         column = "text" if "text" in columns else worded[0] if len(worded) == 1 else None
     if columns.count(str(column)) > 1:

@@ -148,6 +148,12 @@ def test_bad_csv_is_located(text: str, place: str) -> None:
         read_csv(text)
 
 
+def test_rows_without_columns_are_an_error() -> None:
+    for reader in (lambda: read_json("{}\n{}"), lambda: read_parquet(pa.table({}))):
+        with pytest.raises(InputError, match=r"^a: has no columns$"):
+            reader()
+
+
 def test_open_quote_costs_one_row() -> None:
     report = ReadReport("a", skip_bad_rows=True)
     text = 'text,n\nfirst,1\n"open,1\n"of\ntwo",2\n"wrong" here,3\n"another,4\nlast,5\n'
