@@ -148,7 +148,7 @@ def _file_documents(
             yield from row_documents(csv_rows(blocks, name, kind == "tsv", report), name, column, report)
         else:
             rows = json_rows(blocks, name, kind == "json", report)
-            yield from row_documents(rows, name, column, report)
+            yield from row_documents(rows, name, column, report, open_ended=True)
     except READ_ERRORS as error:
         raise InputError(f"{name}: cannot be read: {one_line(error)}") from error
 

@@ -36,7 +36,9 @@ Row = tuple[str, dict[str, Any]]
 """Where a row stands ("line 3"), and its cells."""
 
 
-def row_documents(rows: Iterator[Row], name: str, column: str | None, report: ReadReport) -> Iterator[str]:
+def row_documents(
+    rows: Iterator[Row], name: str, column: str | None, report: ReadReport, open_ended: bool = False
+) -> Iterator[str]:
     """Yield the text of each row that has one.
 
     Args:
@@ -44,16 +46,25 @@ def row_documents(rows: Iterator[Row], name: str, column: str | None, report: Re
         name: what it is called in errors.
         column: the key of the text; None: find it.
         report: counts rows, and those without text.
+        open_ended: whether a column may come that no row had before, so that the end tells if there is none.
+
+    Raises:
+        InputError: there is no such column, or it cannot be told which.
     """
     head = list(islice(rows, HEAD_ROWS))
     if not head:
         return
     columns = list(dict.fromkeys(key for _, row in head for key in row))
     worded = [key for key in columns if any(_is_words(row.get(key)) for _, row in head)]
-    column = _choose_column(name, columns, worded, column)
+    wanted, found = column, not open_ended
+    if column is None or not open_ended:
+        column = _choose_column(name, columns, worded, column)
     report.rules[f"rows (column {column})"] += 1
     for place, row in chain(head, rows):
+        found = found or column in row
         yield from _cell_text(row.get(column), f"{name}, {place}", column, report)
+    if not found:
+        _choose_column(name, columns, worded, wanted)
 
 
 def _choose_column(name: str, columns: list[str], worded: list[str], column: str | None) -> str:

@@ -21,7 +21,7 @@ def read_json(
     text: str, column: str | None = None, array: bool = False, report: ReadReport | None = None
 ) -> list[str]:
     report = report or ReadReport("a")
-    return list(row_documents(json_rows(iter([text]), "a", array, report), "a", column, report))
+    return list(row_documents(json_rows(iter([text]), "a", array, report), "a", column, report, True))
 
 
 def read_csv(
@@ -104,6 +104,13 @@ def test_unclear_text_column_is_an_error(read: Any) -> None:
     with pytest.raises(InputError, match="a: has no column body; set text_column"):
         read(data, "body")
     assert read(data, "headline") == ["a"]
+
+
+def test_named_column_may_come_after_many_rows() -> None:
+    report = ReadReport("a")
+    text = '{"id": 1}\n{}\n' * 20 + '{"id": 2, "body": "harbour"}\n'
+    assert read_json(text, "body", report=report) == ["harbour"]
+    assert (report.rows, report.rows_without_text) == (41, 40)
 
 
 def test_column_that_comes_late_is_missing_text_before() -> None:
