@@ -203,7 +203,7 @@ def clean_cache(cache: Path, days: float) -> list[CacheEntry]:
         if time.time() - entry.used < days * DAY_S:
             continue
         owner = entry.path.name.removesuffix(PARTIAL)
-        locks = list(entry.path.parent.glob(f".{owner}*.lock"))
+        locks = [*entry.path.parent.glob(f".{owner}*.lock"), *entry.path.glob(".*.lock")]  # of rows: inside
         try:
             with contextlib.ExitStack() as held:
                 for lock in locks:

@@ -27,7 +27,7 @@ from mlm.config.errors import InputError
 from mlm.config.parse import to_plain
 from mlm.counter import uniform
 from mlm.data.cache import content_key, in_words, locked, mark_used, reading, replacing
-from mlm.data.cleaning import distinct_texts, first_of_equals, first_of_similar
+from mlm.data.cleaning import distinct_texts, first_of_equals, first_of_similar, near_index
 from mlm.data.collate import Rows
 from mlm.data.formats import short_name
 from mlm.data.packing import RowTable, Spans, cut_spans, pack_documents
@@ -135,6 +135,7 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
     folder = text.cache / "tokenizers" / key
     with locked(folder):
         if not folder.exists():
+            _check_packages(text.config)
             log.info("training a %s vocabulary of %s entries", config.type, f"{config.vocab_size:,}")
             documents: Iterable[str] = text.sample(config.max_bytes)
             tokenizer = train_tokenizer(distinct_texts(documents) if distinct else documents, config)
@@ -160,6 +161,7 @@ def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) 
         if folder.exists():
             log.info("token store: reusing %s", folder)
         else:
+            _check_packages(text.config)
             log.info("token store: tokenizing into %s", folder)
             sources = text.by_source("tokenizing")
             cores = text.config.num_proc or available_cores()
@@ -182,6 +184,12 @@ def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) 
     _name_sources(store, text)
     _tell(store)
     return store
+
+
+def _check_packages(config: CorpusConfig) -> None:
+    """Miss a package before hours are spent on reading; what is prepared already may need none."""
+    if config.deduplicate == "near":
+        near_index()
 
 
 def available_cores() -> int:

@@ -420,3 +420,11 @@ def test_damage_in_the_cache_is_one_line_and_removing_it_helps(text, name, conte
     assert "\n" not in str(error.value)
     shutil.rmtree(damaged)
     assert prepare_corpus(config(text), VOCABULARY).unigram_entropy == before.unigram_entropy
+
+
+def test_missing_package_is_told_before_anything_is_made(text, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rensa", None)
+    with pytest.raises(InputError, match="near needs the package rensa"):
+        prepare_corpus(config(text, deduplicate="near"), VOCABULARY)
+    cache = Text(config(text)).cache
+    assert not [*cache.glob("*/[!.]*")]
