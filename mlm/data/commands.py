@@ -105,7 +105,7 @@ def train(config: TokenizerTrainConfig) -> None:
     documents = text.sample(config.tokenizer.max_bytes)
     if config.data.deduplicate != "none":
         documents = distinct_texts(documents)
-    tokenizer = train_tokenizer(documents, config.tokenizer)
+    tokenizer = train_tokenizer(documents, config.tokenizer, name=text.name)
     for report in text.reports:
         log.info("%s", report.summary())
     file = Path(config.output) / "tokenizer.json"

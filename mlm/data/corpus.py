@@ -138,7 +138,8 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
             _check_packages(text.config)
             log.info("training a %s vocabulary of %s entries", config.type, f"{config.vocab_size:,}")
             documents: Iterable[str] = text.sample(config.max_bytes)
-            tokenizer = train_tokenizer(distinct_texts(documents) if distinct else documents, config)
+            documents = distinct_texts(documents) if distinct else documents
+            tokenizer = train_tokenizer(documents, config, name=text.name)
             text.check_unchanged()
             with replacing(folder) as temporary:
                 temporary.mkdir()
@@ -215,7 +216,7 @@ def _tell(store: TokenStore) -> None:
         log.info("%s", source["summary"])
         rate = source["num_unknown"] / max(source["num_tokens"], 1)
         if rate > UNKNOWN_WARNING_RATE:
-            text = "%s: %.1f %% of the tokens are unknown; train the vocabulary on this text or use type bpe"
+            text = "%s: %.1f %% of the tokens are unknown; a vocabulary of type bpe leaves none"
             log.warning(text, source["path"], 100 * rate)
     facts = store.manifest
     size = in_words(facts["num_bytes"])
@@ -394,5 +395,6 @@ def _require_ordinary(counts: npt.NDArray[np.int64], special: SpecialTokens, con
     if counts.sum() == counts[list(special.ids)].sum():
         names = ", ".join(source.path for source in config.sources)
         raise InputError(
-            f"{names}: the vocabulary knows no token of the text; train it on this text or use type bpe"
+            f"{names}: the vocabulary knows no token of the text; all words are new to it or longer than it "
+            "takes: train one of type bpe, which can write every text"
         )

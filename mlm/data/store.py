@@ -209,7 +209,8 @@ def finish_store(
         opened = [_open_shard(partial / name) for name in names]
     if not any(len(shard) for shard in opened):
         shutil.rmtree(partial)
-        raise InputError("the text gives no tokens: it holds nothing that the vocabulary can write")
+        paths = ", ".join(source["path"] for source in sources)
+        raise InputError(f"{paths}: the text gives no tokens: it holds nothing that the vocabulary can write")
     first = first_of_equals(np.concatenate([shard.column("text_hash").to_numpy() for shard in opened]))
     counted, begin, row = [], 0, 0
     for source, number in zip(sources, shards, strict=True):

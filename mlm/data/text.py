@@ -73,6 +73,11 @@ class Text:
             return source
         return replace(source, path=str(python_docs_file(self.cache, self.config.num_proc)))
 
+    @property
+    def name(self) -> str:
+        """What the text is called in errors: the paths of its sources."""
+        return ", ".join(source.path for source in self.config.sources)
+
     def check_unchanged(self) -> None:
         """Check that the files are still those of the digest; asked before what was read is kept under it.
 

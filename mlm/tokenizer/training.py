@@ -42,6 +42,7 @@ def train_tokenizer(
     documents: Iterable[str],
     config: TokenizerConfig,
     progress: Callable[[int], None] | None = None,
+    name: str = "the corpus",
 ) -> Tokenizer:
     """Learn a vocabulary.
 
@@ -51,12 +52,14 @@ def train_tokenizer(
         documents: texts; drawn once, and only as far as `config.max_bytes` of UTF-8.
         config: kind, size, and whether case and accents are kept.
         progress: called with the number of bytes after each document.
+        name: what the text is called in errors.
 
     Raises:
         InputError: there is no text, or `vocab_size` is too small for this kind.
     """
     texts = list(_without_long_words(_cut(_first_bytes(documents, config.max_bytes, progress))))
-    tokenizer = _train_wordpiece(texts, config) if config.type == "wordpiece" else _train_bpe(texts, config)
+    train = _train_wordpiece if config.type == "wordpiece" else _train_bpe
+    tokenizer = train(texts, config, name)
     special = SpecialTokens.from_tokenizer(tokenizer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
@@ -104,7 +107,7 @@ def _without_long_words(texts: Iterable[str]) -> Iterator[str]:
         log.info("the vocabulary is learnt without most words of over %d characters", MAX_WORD_CHARACTERS)
 
 
-def _train_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
+def _train_wordpiece(texts: list[str], config: TokenizerConfig, name: str) -> Tokenizer:
     """Train WordPiece with a fixed numbering.
 
     Left to itself the trainer numbers the characters inside words (`##x`) in the order of a hash map, and
@@ -112,6 +115,8 @@ def _train_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     """
     tokenizer = _empty_wordpiece(config, {})
     alphabet = _alphabet(texts, tokenizer, (config.vocab_size - len(SPECIAL_TOKENS)) // 2)
+    if not alphabet:
+        raise InputError(f"{name}: has no text to learn a vocabulary from")
     inside = [f"##{character}" for character in alphabet if _joins_words(character, tokenizer)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=config.vocab_size,
@@ -157,8 +162,6 @@ def _alphabet(texts: list[str], tokenizer: Tokenizer, limit: int) -> list[str]:
         for character in tokenizer.normalizer.normalize_str(chr(code)):
             normalised[character] += int(counts[code])
     visible = [(number, character) for character, number in normalised.items() if not character.isspace()]
-    if not visible:
-        raise InputError("the corpus has no text to learn a vocabulary from")
     visible.sort(key=lambda pair: (-pair[0], pair[1]))
     kept = visible[: min(limit, MAX_ALPHABET)]
     if len(kept) < len(visible):
@@ -173,14 +176,14 @@ def _joins_words(character: str, tokenizer: Tokenizer) -> bool:
     return len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) == 1
 
 
-def _train_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
+def _train_bpe(texts: list[str], config: TokenizerConfig, name: str) -> Tokenizer:
     """Train byte-level BPE: every text can be written in it, nothing is unknown."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(SPECIAL_TOKENS) + len(alphabet)
     if config.vocab_size < smallest:
         raise InputError(f"tokenizer.vocab_size={config.vocab_size} must be at least {smallest} for type bpe")
     if not any(text.strip() for text in texts):
-        raise InputError("the corpus has no text to learn a vocabulary from")
+        raise InputError(f"{name}: has no text to learn a vocabulary from")
     tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
     fold = [normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]
     tokenizer.normalizer = normalizers.Sequence(fold) if config.lowercase else normalizers.NFC()

@@ -428,3 +428,18 @@ def test_missing_package_is_told_before_anything_is_made(text, monkeypatch):
         prepare_corpus(config(text, deduplicate="near"), VOCABULARY)
     cache = Text(config(text)).cache
     assert not [*cache.glob("*/[!.]*")]
+
+
+def test_text_without_a_word_is_named(tmp_path):
+    path = tmp_path / "blank.txt"
+    path.write_text("\u200b\n" * 3)
+    with pytest.raises(InputError, match=r"blank\.txt: has no text to learn a vocabulary from"):
+        prepare_corpus(config(path), VOCABULARY)
+
+
+def test_giant_word_is_not_answered_with_what_was_done(tmp_path):
+    path = tmp_path / "giant.txt"
+    path.write_text("x" * 5000)
+    with pytest.raises(InputError, match="longer than it takes: train one of type bpe") as error:
+        prepare_corpus(config(path), VOCABULARY)
+    assert "on this text" not in str(error.value)

@@ -92,7 +92,7 @@ def test_a_loader_process_opens_it_anew(store):
 
 
 def test_text_without_any_token_is_refused(tmp_path, tokenizer):
-    with pytest.raises(InputError, match="the text gives no tokens"):
+    with pytest.raises(InputError, match="documents: the text gives no tokens"):
         build_store(tmp_path / "s", ["\u200b", "\u200b\u200b"], tokenizer)
     assert list(tmp_path.iterdir()) == []
 
