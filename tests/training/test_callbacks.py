@@ -110,8 +110,9 @@ def steps_kept(config):
 
 def test_the_newest_the_best_and_every_so_many_are_kept(tiny):
     trainer = {"max_steps": 11, "val_every": 1, "save_every": 3, "keep_best": 2, "keep_every": 5}
-    # The rate is far too high after a good start: the best validations are early ones.
-    config = tiny(trainer=trainer, optimizer={"lr": 0.3}, schedule=ScheduleConfig("constant", warmup_steps=0))
+    # The rate grows far too high after a good start: the best validations are early ones.
+    schedule = ScheduleConfig("constant", warmup_steps=11)
+    config = tiny(trainer=trainer, optimizer={"lr": 3.0}, schedule=schedule)
     pretrain(config)
     losses = dict(zip(range(12), column(config, "val/loss"), strict=True))
     best = sorted(range(1, 12), key=losses.__getitem__)[:2]
