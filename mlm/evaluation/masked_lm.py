@@ -15,13 +15,14 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from mlm.config.data import IGNORE_INDEX
+from mlm.config.errors import InputError
 from mlm.config.evaluation import EvaluateConfig
 from mlm.data.collate import MaskedBatch, MaskedRows, Rows, build_masking
 from mlm.data.corpus import prepare_evaluation
 from mlm.data.sampler import ValidationSampler
 from mlm.evaluation.classifier import evaluate_classifier
 from mlm.hub.download import model_folder
-from mlm.hub.pretrained import load_masked_lm
+from mlm.hub.pretrained import holds_classifier, load_masked_lm
 from mlm.masking import Masking
 from mlm.model.heads import MaskedLM
 from mlm.model.loss import summed_cross_entropy
@@ -94,6 +95,8 @@ def evaluate(config: EvaluateConfig) -> int:
     if config.input is not None:
         return evaluate_classifier(config)
     folder = model_folder(config.model)
+    if holds_classifier(folder):
+        raise InputError(f"{folder} is a fine-tuned model; give a labelled file with --input")
     model, tokenizer = load_masked_lm(folder, needs_head=True), load_tokenizer(folder)
     longest = model.config.max_position_embeddings or config.data.seq_len
     if config.data.seq_len > longest:

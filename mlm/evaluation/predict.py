@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -193,7 +192,7 @@ def _say_share(
 ) -> Said:
     """Let the model speak of the examples rank, rank + number, ..."""
     if number > 1:
-        torch.set_num_threads(max((os.cpu_count() or 1) // number, 1))
+        torch.set_num_threads(max(torch.get_num_threads() // number, 1))
     model, tokenizer = load_classifier(folder), load_tokenizer(folder)
     model.config.check_fit(num_ids(tokenizer), seq_len=1)
     longest = max_length(model.config, longest, "max_length")

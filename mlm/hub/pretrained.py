@@ -69,6 +69,12 @@ def load_masked_lm(folder: str | Path, needs_head: bool = False) -> MaskedLM:
     return model
 
 
+def holds_classifier(folder: str | Path) -> bool:
+    """Tell whether a model folder says that its head is a classifier's."""
+    family, _, written = _read_config(model_folder(folder))
+    return _names_classifier(family, written)
+
+
 def load_encoder(folder: str | Path) -> Encoder:
     """Read the encoder of any model folder and leave its head; otherwise as `load_masked_lm`."""
     return _masked_lm(model_folder(folder))[0].encoder

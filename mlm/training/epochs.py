@@ -112,7 +112,6 @@ class EpochValidation(StepCallback):
             rate = self.config.optimizer.lr
             raise Diverged(f"the loss is not finite in epoch {number}: optimizer.lr={rate} is too high")
         self._keep(epoch, module)
-        self._stop_early(trainer, number)
         seconds = time.monotonic() - start
         self.progress.validation_s += seconds
         self.progress.elapsed_s += seconds
@@ -124,6 +123,7 @@ class EpochValidation(StepCallback):
         self.history.append({**counts, **losses, **scores, **rest_of_row})
         shown = ", ".join(f"{name} {value:.4f}" for name, value in {**losses, **scores}.items())
         log.info("epoch %d: %s", number, shown)
+        self._stop_early(trainer, number)
 
     def _score(self, number: int, trainer: pl.Trainer, module: Any) -> Epoch:
         module.eval()
@@ -136,8 +136,8 @@ class EpochValidation(StepCallback):
 
     def _stop_early(self, trainer: pl.Trainer, number: int) -> None:
         """End the run when the score has not risen for as many epochs as were granted."""
-        patience = self.config.trainer.early_stopping
-        if patience and self.kept and number - self.kept.number >= patience:
+        patience, is_last = self.config.trainer.early_stopping, number == self.config.trainer.max_epochs
+        if patience and not is_last and self.kept and number - self.kept.number >= patience:
             log.info("stopped after epoch %d: none since epoch %d is better", number, self.kept.number)
             trainer.should_stop = True
 

@@ -272,8 +272,10 @@ def closing_message(config: FinetuneConfig, folder: Path, summary: dict[str, Any
         lines += (f"  {name:22}{value:8.4f}" for name, value in summary["test_metrics"].items())
     if len(summary.get("labels", [])) <= MAX_SHOWN_CLASSES:
         lines += class_table(summary)
+    cut = summary["truncated_fraction"]
     lines += [
         "",
+        f"longest text    {summary['max_length']} tokens; {cut:.1%} of the texts are cut",
         f"started from    {config.model}",
         f"model           {summary['model_dir']}",
         f"epochs          {folder / 'metrics.csv'}",

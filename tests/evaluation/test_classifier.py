@@ -128,6 +128,9 @@ def test_command_says_what_is_wrong_in_one_line(build, tmp_path, capsys):
     assert stop.value.code == 2
     assert "has no column label, but text, stars; name it with --label_column" in capsys.readouterr().err
     assert main([*words, "--label_column", "stars"]) == 0
+    with pytest.raises(SystemExit):
+        main(words[:3])
+    assert "is a fine-tuned model; give a labelled file with --input" in capsys.readouterr().err
     for wrong, message in (
         (["--data.sources", str(path)], "and data.* are two texts; give one of them"),
         (["--input", "no.csv"], "input=no.csv is no file"),

@@ -340,7 +340,7 @@ def test_without_a_validation_file_a_part_is_held_out(tiny):
     assert summary["validation_examples"].startswith("25% of ")
 
 
-def test_pairs_and_a_bound_on_the_length(tiny, encoder, tmp_path, caplog):
+def test_pairs_and_a_bound_on_the_length(tiny, encoder, tmp_path, caplog, capsys):
     rows = [["a", "b", "same"], *(["the lamp", "the lamp " * (n % 20), n % 2] for n in range(40))]
     path = write(tmp_path / "pairs.csv", rows)
     columns = {"text_column": "a", "text_pair_column": "b", "label_column": "same"}
@@ -350,6 +350,7 @@ def test_pairs_and_a_bound_on_the_length(tiny, encoder, tmp_path, caplog):
     summary = summary_of(config)
     assert summary["max_length"] == 16
     assert 0.3 < summary["truncated_fraction"] < 0.9
+    assert f"16 tokens; {summary['truncated_fraction']:.1%} of the texts are cut" in capsys.readouterr().out
     assert "of the examples are cut to 16 tokens" in caplog.text
     settings = json.loads((folder_of(config) / "model" / "tokenizer_config.json").read_text())
     assert settings["model_max_length"] == 16
