@@ -16,6 +16,8 @@ PYTHON_DOCS = "python-docs"
 HUB_PREFIX = "hub:"
 IGNORE_INDEX = -100
 """Label of a slot that predicts nothing."""
+MAX_VOCABULARY, MAX_ROW = 2**22, 2**20
+"""Entries of a vocabulary and tokens of a row beyond which memory runs out before anything is trained."""
 
 DocumentRule = Literal["auto", "paragraph", "line", "file"]
 FileFormat = Literal["text", "jsonl", "json", "csv", "tsv", "parquet", "arrow"]
@@ -72,10 +74,12 @@ class SourceConfig:
             positive, f"data.sources: {self.path}: weight", self.weight, "must be a number above 0, or null"
         )
         try:
-            codecs.lookup(self.encoding)
+            is_text = codecs.lookup(self.encoding)._is_text_encoding
         except (LookupError, ValueError):
             message = f"data.sources: {self.path}: Python knows no encoding {self.encoding!r}"
             raise InputError(message) from None
+        if not is_text:
+            raise InputError(f"data.sources: {self.path}: {self.encoding} is no encoding of text; try utf-8")
 
     @property
     def is_local(self) -> bool:
@@ -141,7 +145,8 @@ class CorpusConfig:
     def __post_init__(self) -> None:
         hint = "names no source; give a path, python-docs or hub:OWNER/NAME"
         require(bool(self.sources), "data.sources", "[]", hint)
-        require(self.seq_len >= 8, "data.seq_len", self.seq_len, "must be at least 8")
+        fits = 8 <= self.seq_len <= MAX_ROW
+        require(fits, "data.seq_len", self.seq_len, f"must be at least 8, and at most {MAX_ROW}")
         fraction, tokens = self.validation_fraction, self.max_validation_tokens
         require(0 < fraction < 1, "data.validation_fraction", fraction, "must lie in (0, 1)")
         require(tokens > 0, "data.max_validation_tokens", tokens, "must be at least 1")
@@ -190,6 +195,8 @@ class TokenizerConfig:
             self.vocab_size,
             f"must be at least {smallest} for type {self.type}",
         )
+        size = self.vocab_size
+        require(size <= MAX_VOCABULARY, "tokenizer.vocab_size", size, f"must be at most {MAX_VOCABULARY}")
         require(self.max_bytes > 0, "tokenizer.max_bytes", self.max_bytes, "must be at least 1")
         self.path = self.path and os.path.expanduser(self.path)
         self.add_tokens = self.add_tokens and os.path.expanduser(self.add_tokens)

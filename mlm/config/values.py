@@ -154,6 +154,9 @@ def _entry(value: Tree, cls: Any, where: str) -> Any:
     required = [one.name for one in fields(cls) if one.default is one.default_factory is MISSING]
     if isinstance(value, str):
         value = {next(iter(types)): value}
+    if isinstance(value, list) or value is None:
+        shown = "null" if value is None else "a list"
+        raise InputError(f"{where}: an entry is text or a mapping of {', '.join(types)}, not {shown}")
     if not isinstance(value, dict):
         raise ValueError
     for name in value:

@@ -84,10 +84,36 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         with disk_errors(path):
             yield temporary
+            _sync(temporary)
             temporary.rename(path)
     except BaseException:
         _remove(temporary)
         raise
+
+
+def _sync(path: Path) -> None:
+    """Have the disk hold a file, or all files of a folder, before its name says that it is whole."""
+    for file in [path, *path.rglob("*")]:
+        if file.is_file():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turn what goes wrong while something prepared is opened into one line.
+
+    Raises:
+        InputError: names what is damaged, and says how it is made anew.
+    """
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, EOFError, StopIteration) as error:
+        reason = " ".join(str(error).split())[:200] or "it ends too early"
+        raise InputError(
+            f"{folder} is damaged ({reason}); remove it and it is made anew "
+            "(`mlm prepare --clean all` removes all that is prepared)"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -177,7 +203,7 @@ def clean_cache(cache: Path, days: float) -> list[CacheEntry]:
         if time.time() - entry.used < days * DAY_S:
             continue
         owner = entry.path.name.removesuffix(PARTIAL)
-        locks = list(entry.path.parent.glob(f".{owner}*.lock"))
+        locks = [*entry.path.parent.glob(f".{owner}*.lock"), *entry.path.glob(".*.lock")]  # of rows: inside
         try:
             with contextlib.ExitStack() as held:
                 for lock in locks:

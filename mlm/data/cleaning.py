@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,21 @@ def first_of_equals(text_hashes: npt.NDArray[np.uint64]) -> Flags:
     return first
 
 
+def near_index() -> Any:
+    """Return the class that finds near-duplicates.
+
+    Raises:
+        InputError: its package is not installed.
+    """
+    try:
+        from rensa import RMinHashDeduplicator
+    except ImportError:
+        raise InputError(
+            "data.deduplicate=near needs the package rensa: pip install 'mlm[dedup]'; exact works without"
+        ) from None
+    return RMinHashDeduplicator
+
+
 def first_of_similar(documents: Iterable[npt.NDArray[np.integer]], kept: Flags, similarity: float) -> Flags:
     """Return which of the documents kept are similar to no earlier one that stays.
 
@@ -65,14 +81,9 @@ def first_of_similar(documents: Iterable[npt.NDArray[np.integer]], kept: Flags, 
     Raises:
         InputError: the package is not installed.
     """
-    try:
-        from rensa import RMinHashDeduplicator
-    except ImportError:
-        raise InputError(
-            "data.deduplicate=near needs the package rensa: pip install 'mlm[dedup]'; exact works without"
-        ) from None
+    make_index = near_index()
     before = _memory()
-    index = RMinHashDeduplicator(similarity, NUM_HASHES, use_lsh=True, num_bands=_bands(similarity), seed=42)
+    index = make_index(similarity, NUM_HASHES, use_lsh=True, num_bands=_bands(similarity), seed=42)
     runs = ((str(place), _runs(tokens)) for place, tokens in enumerate(documents) if kept[place])
     different = index.add_pairs(runs)
     stays = kept.copy()

@@ -26,12 +26,13 @@ from mlm.config.data import CorpusConfig, TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.config.parse import to_plain
 from mlm.counter import uniform
-from mlm.data.cache import content_key, in_words, locked, mark_used, replacing
-from mlm.data.cleaning import distinct_texts, first_of_equals, first_of_similar
+from mlm.data.cache import content_key, in_words, locked, mark_used, reading, replacing
+from mlm.data.cleaning import distinct_texts, first_of_equals, first_of_similar, near_index
 from mlm.data.collate import Rows
+from mlm.data.formats import short_name
 from mlm.data.packing import RowTable, Spans, cut_spans, pack_documents
 from mlm.data.sampler import Part, divide_block
-from mlm.data.store import STORE_VERSION, TokenStore, finish_store, write_shards
+from mlm.data.store import STORE_VERSION, TokenStore, drop_shards, finish_store, write_shards
 from mlm.data.text import Text
 from mlm.tokenizer import (
     TOKENIZER_VERSION,
@@ -48,7 +49,7 @@ BLOCK_TOKENS = 2000
 """Size of such a block."""
 UNKNOWN_WARNING_RATE = 0.01
 """Share of unknown tokens from which the user is warned."""
-ROWS_VERSION = 2
+ROWS_VERSION = 3
 """Changes whenever the same store would give other rows."""
 
 log = logging.getLogger(__name__)
@@ -134,9 +135,11 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
     folder = text.cache / "tokenizers" / key
     with locked(folder):
         if not folder.exists():
+            _check_packages(text.config)
             log.info("training a %s vocabulary of %s entries", config.type, f"{config.vocab_size:,}")
             documents: Iterable[str] = text.sample(config.max_bytes)
             tokenizer = train_tokenizer(distinct_texts(documents) if distinct else documents, config)
+            text.check_unchanged()
             with replacing(folder) as temporary:
                 temporary.mkdir()
                 (temporary / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
@@ -145,7 +148,9 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
         else:
             log.info("vocabulary: reusing %s", folder)
     mark_used(folder)
-    return load_tokenizer(folder, config.add_tokens)
+    with reading(folder):
+        tokenizer = load_tokenizer(folder)
+    return load_tokenizer(folder, config.add_tokens) if config.add_tokens else tokenizer
 
 
 def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) -> TokenStore | None:
@@ -156,10 +161,16 @@ def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) 
         if folder.exists():
             log.info("token store: reusing %s", folder)
         else:
+            _check_packages(text.config)
             log.info("token store: tokenizing into %s", folder)
             sources = text.by_source("tokenizing")
             cores = text.config.num_proc or available_cores()
             shards = write_shards(folder, sources, tokenizer, cores, machine, lambda: text.share_read)
+            try:
+                text.check_unchanged()
+            except InputError:
+                drop_shards(folder)
+                raise
             shards += [0] * (len(text.sources) - len(shards))
             facts = {"tokenizer": digest, "text": text.digest}
             with locked(folder):
@@ -170,8 +181,15 @@ def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) 
                     return None
     mark_used(folder)
     store = TokenStore(folder)
+    _name_sources(store, text)
     _tell(store)
     return store
+
+
+def _check_packages(config: CorpusConfig) -> None:
+    """Miss a package before hours are spent on reading; what is prepared already may need none."""
+    if config.deduplicate == "near":
+        near_index()
 
 
 def available_cores() -> int:
@@ -182,6 +200,13 @@ def available_cores() -> int:
 def _facts_of_sources(text: Text) -> list[dict[str, Any]]:
     pairs = zip(text.config.sources, text.reports, strict=True)
     return [{"path": source.path, "summary": report.summary()} for source, report in pairs]
+
+
+def _name_sources(store: TokenStore, text: Text) -> None:
+    """Give the sources of a store their names of today: it may be made of copies that lay elsewhere."""
+    for known, source, read in zip(store.sources, text.config.sources, text.sources, strict=True):
+        known["path"] = source.path
+        known["summary"] = f"{short_name(read.path)}: {known['summary'].partition(': ')[2]}"
 
 
 def _tell(store: TokenStore) -> None:
@@ -220,7 +245,8 @@ def _kept(store: TokenStore, config: CorpusConfig) -> npt.NDArray[np.bool_]:
             kept = first_of_similar(documents, first_of_equals(store.text_hashes), config.near_similarity)
             with replacing(path) as temporary, temporary.open("wb") as file:
                 np.save(file, kept)
-    return np.load(path)
+    with reading(path):
+        return np.load(path)
 
 
 def split_documents(
@@ -307,30 +333,38 @@ def _train_and_validation(
                 rows = pack_documents(validation, config.seq_len, config.packing)
                 _save_table(temporary / "validation", rows)
                 (temporary / "facts.json").write_text(json.dumps(facts))
-    facts = json.loads((folder / "facts.json").read_text())
-    parts = [Part(*part) for part in facts["parts"]]
-    train_table, validation_table = (_load_table(folder / name) for name in ("train", "validation"))
-    return _Tables(train_table, validation_table, tuple(parts), facts["unigram_entropy"])
+    with reading(folder):
+        facts = json.loads((folder / "facts.json").read_text())
+        names = [source.path for source in config.sources]
+        named = tuple(Part(rows, per_block, names[source]) for rows, per_block, source in facts["parts"])
+        train_table, validation_table = (_load_table(folder / name) for name in ("train", "validation"))
+        return _Tables(train_table, validation_table, named, facts["unigram_entropy"])
 
 
-def _pack_mix(store: TokenStore, train: Spans, config: CorpusConfig) -> tuple[RowTable, list[Part]]:
-    """Pack what is trained on; with weights, the sources one by one."""
+def _pack_mix(
+    store: TokenStore, train: Spans, config: CorpusConfig
+) -> tuple[RowTable, list[tuple[int, int, int]]]:
+    """Pack what is trained on; with weights, the sources one by one.
+
+    Returns:
+        The table, and with weights for each source that has rows: their number, rows a block, its place.
+    """
     weights = [source.weight for source in config.sources]
     if None in weights:
         return pack_documents(train, config.seq_len, config.packing), []
     bounds = np.cumsum([0] + [source["num_tokens"] for source in store.sources])
-    tables, shares, names = [], [], []
-    for source, weight, begin, end in zip(store.sources, weights, bounds[:-1], bounds[1:], strict=True):
+    tables, shares, places = [], [], []
+    for place, (source, weight) in enumerate(zip(store.sources, weights, strict=True)):
+        begin, end = bounds[place : place + 2]
         spans = train.take((train.starts >= begin) & (train.starts < end))
         if not spans.num_tokens:
             log.warning("%s: nothing is left to train on; its weight goes to the others", source["path"])
             continue
         tables.append(pack_documents(spans, config.seq_len, config.packing))
         assert weight is not None
-        names.append(source["path"])
+        places.append(place)
         shares.append(weight / spans.num_tokens * len(tables[-1]))  # of tokens -> of rows
-    parts = map(Part, map(len, tables), divide_block(shares), names)
-    return RowTable.joined(tables), list(parts)
+    return RowTable.joined(tables), list(zip(map(len, tables), divide_block(shares), places, strict=True))
 
 
 def _save_table(folder: Path, table: RowTable) -> None:
@@ -344,6 +378,8 @@ def _load_table(folder: Path) -> RowTable:
     offsets, starts, lengths = (
         np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "starts", "lengths")
     )
+    if not offsets[-1] == len(starts) == len(lengths):
+        raise ValueError(f"{folder.name}: the files are of different rows")
     return RowTable(offsets, Spans(starts, lengths))
 
 

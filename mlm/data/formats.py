@@ -115,13 +115,11 @@ class ReadReport:
 
     def summary(self) -> str:
         """Return one line for the user: files, rule, documents, median length, and what was left out."""
-        is_path = "://" not in self.name and not self.name.startswith(HUB_PREFIX)
         parts = [_counted(self.files, "file")] if self.files else []
         for rule, files in self.rules.most_common():
             parts.append(rule if len(self.rules) == 1 else f"{files:,} as {rule}")
         parts += [_counted(self.documents, "document"), f"median {self.median_length():,} characters"]
-        name = PurePath(self.name).name if is_path else self.name
-        return f"{name}: {', '.join(parts)}{self.losses(', ')}"
+        return f"{short_name(self.name)}: {', '.join(parts)}{self.losses(', ')}"
 
     def losses(self, before: str) -> str:
         """Return what was read and is no document, or nothing."""
@@ -141,6 +139,11 @@ class ReadReport:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def short_name(path: str) -> str:
+    """Return what a source is called in a line about it."""
+    return path if "://" in path or path.startswith(HUB_PREFIX) else PurePath(path).name
 
 
 def format_of(name: str) -> str | None:

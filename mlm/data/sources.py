@@ -48,7 +48,7 @@ from mlm.data.remote import (
 )
 from mlm.data.tables import arrow_documents, csv_rows, json_rows, parquet_documents, row_documents
 
-READER_VERSION = 3
+READER_VERSION = 4
 """Changes whenever the same files would give other documents."""
 SAVED_SPLITS, SAVED_STATE, SAVED_INFO = "dataset_dict.json", "state.json", "dataset_info.json"
 """What `datasets` writes beside the text: the splits in a folder, the files of one, and what they are."""
@@ -148,7 +148,7 @@ def _file_documents(
             yield from row_documents(csv_rows(blocks, name, kind == "tsv", report), name, column, report)
         else:
             rows = json_rows(blocks, name, kind == "json", report)
-            yield from row_documents(rows, name, column, report)
+            yield from row_documents(rows, name, column, report, open_ended=True)
     except READ_ERRORS as error:
         raise InputError(f"{name}: cannot be read: {one_line(error)}") from error
 
@@ -178,7 +178,7 @@ def _source_files(source: SourceConfig) -> list[Path]:
     elif path.exists() or path.is_symlink():
         return [_checked_file(path, source)]
     elif glob.has_magic(text):
-        found = [Path(match) for match in glob.glob(str(path), recursive=True) if not os.path.isdir(match)]
+        found = _matching_files(path)
     else:
         raise InputError(f"{text}: no such file or folder")
     if not found:
@@ -194,10 +194,28 @@ def _source_files(source: SourceConfig) -> list[Path]:
     return [_checked_file(file, source) for file in known]
 
 
+def _matching_files(pattern: Path) -> list[Path]:
+    """Return the files that a glob matches; those below the folders that it matches if it matches no file."""
+    matches = [Path(match) for match in sorted(glob.glob(str(pattern), recursive=True))]
+    folders = [match for match in matches if match.is_dir()]
+    if folders == matches:
+        return list(dict.fromkeys(file for folder in folders for file in _files_below(folder)))
+    if folders and "**" not in pattern.parts:
+        names = ", ".join(map(str, folders[:3])) + (", ..." if len(folders) > 3 else "")
+        log.warning("%s: matches files and folders; the folders are not read: %s", pattern, names)
+    return [match for match in matches if not match.is_dir()]
+
+
 def _files_below(folder: Path) -> list[Path]:
-    found = []
-    for parent, folders, names in os.walk(folder, onerror=_raise):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    """Return the files below a folder, also behind links; a folder that several paths lead to comes once."""
+    found, seen = [], set()
+    for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         if SAVED_SPLITS in names:
             folders[:], names = [_saved_split(Path(parent))], []
         elif SAVED_INFO in names:
@@ -310,6 +328,16 @@ def _identity(path: Path) -> list[int]:
     """Return what changes when a file does: size, modification and change time, inode."""
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+def file_states(source: SourceConfig) -> dict[Path, list[int]]:
+    """Return what changes when a file of a local source does; nothing for any other source."""
+    if not source.is_local:
+        return {}
+    try:
+        return {path: _identity(path) for path in source_files(source)}
+    except OSError as error:
+        raise InputError(f"{source.path}: cannot be read: {one_line(error)}") from error
 
 
 def source_digest(source: SourceConfig, rule: DocumentRule, digests: DigestCache) -> str:

@@ -31,7 +31,7 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from mlm.config.errors import InputError
-from mlm.data.cache import PARTIAL, check_room, disk_errors, replacing
+from mlm.data.cache import PARTIAL, check_room, disk_errors, reading, replacing
 from mlm.data.cleaning import first_of_equals
 from mlm.data.encoding import Encoded, encode_in_order
 from mlm.data.packing import Spans
@@ -65,10 +65,11 @@ class TokenStore:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-        self._maps = [_map_file(folder / name) for name in self.manifest["shards"]]
-        self._shards = [_open_shard(mapped) for mapped in self._maps]
-        self._values = [shard.column("input_ids").values.to_numpy() for shard in self._shards]
+        with reading(folder):
+            self.manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+            self._maps = [_map_file(folder / name) for name in self.manifest["shards"]]
+            self._shards = [_open_shard(mapped) for mapped in self._maps]
+            self._values = [shard.column("input_ids").values.to_numpy() for shard in self._shards]
         self._bases = np.cumsum([0] + [len(values) for values in self._values])
 
     @cached_property
@@ -221,7 +222,8 @@ def finish_store(
     names = [_shard_name(shard) for shard in range(sum(shards))]
     if not all((partial / name).exists() for name in names):
         return None
-    opened = [_open_shard(_map_file(partial / name)) for name in names]
+    with reading(partial):
+        opened = [_open_shard(_map_file(partial / name)) for name in names]
     if not any(len(shard) for shard in opened):
         shutil.rmtree(partial)
         raise InputError("the text gives no tokens: it holds nothing that the vocabulary can write")
@@ -240,6 +242,11 @@ def finish_store(
         temporary.write_text(json.dumps(manifest, indent=1))
     partial.rename(folder)
     return TokenStore(folder)
+
+
+def drop_shards(folder: Path) -> None:
+    """Remove the shards of a store that is not finished: what was read turned out not to be its text."""
+    shutil.rmtree(_partial(folder), ignore_errors=True)
 
 
 def _partial(folder: Path) -> Path:

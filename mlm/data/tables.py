@@ -13,7 +13,7 @@ import io
 import json
 import shutil
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
@@ -36,7 +36,9 @@ Row = tuple[str, dict[str, Any]]
 """Where a row stands ("line 3"), and its cells."""
 
 
-def row_documents(rows: Iterator[Row], name: str, column: str | None, report: ReadReport) -> Iterator[str]:
+def row_documents(
+    rows: Iterator[Row], name: str, column: str | None, report: ReadReport, open_ended: bool = False
+) -> Iterator[str]:
     """Yield the text of each row that has one.
 
     Args:
@@ -44,19 +46,30 @@ def row_documents(rows: Iterator[Row], name: str, column: str | None, report: Re
         name: what it is called in errors.
         column: the key of the text; None: find it.
         report: counts rows, and those without text.
+        open_ended: whether a column may come that no row had before, so that the end tells if there is none.
+
+    Raises:
+        InputError: there is no such column, or it cannot be told which.
     """
     head = list(islice(rows, HEAD_ROWS))
     if not head:
         return
     columns = list(dict.fromkeys(key for _, row in head for key in row))
     worded = [key for key in columns if any(_is_words(row.get(key)) for _, row in head)]
-    column = _choose_column(name, columns, worded, column)
+    wanted, found = column, not open_ended
+    if column is None or not open_ended:
+        column = _choose_column(name, columns, worded, column)
     report.rules[f"rows (column {column})"] += 1
     for place, row in chain(head, rows):
+        found = found or column in row
         yield from _cell_text(row.get(column), f"{name}, {place}", column, report)
+    if not found:
+        _choose_column(name, columns, worded, wanted)
 
 
 def _choose_column(name: str, columns: list[str], worded: list[str], column: str | None) -> str:
+    if not columns:
+        raise InputError(f"{name}: has no columns")
     if column is None:
         column = "text" if "text" in columns else worded[0] if len(worded) == 1 else None
     if columns.count(str(column)) > 1:
@@ -150,6 +163,32 @@ def _parse_json(text: str, name: str, line: int) -> Any:
         raise InputError(f"{name}, line {line}: not readable JSON: {one_line(error)}") from None
 
 
+class _RowLines:
+    """Lines for a CSV reader, which takes as many as a row needs; all but a bad first one come again."""
+
+    def __init__(self, lines: Iterator[str]):
+        self._lines = lines
+        self._again: deque[str] = deque()
+        self.number = 0
+        """Of the line that came last."""
+        self.row: list[str] = []
+        """The lines that came since this was emptied."""
+
+    def __iter__(self) -> _RowLines:
+        return self
+
+    def __next__(self) -> str:
+        line = self._again.popleft() if self._again else next(self._lines) + "\n"
+        self.number += 1
+        self.row.append(line)
+        return line
+
+    def put_back(self) -> None:
+        """Take back all lines of the row but the first: an open quote swallows no row but its own."""
+        self._again.extendleft(reversed(self.row[1:]))
+        self.number -= len(self.row) - 1
+
+
 def csv_rows(blocks: Iterator[str], name: str, tabs: bool, report: ReadReport | None = None) -> Iterator[Row]:
     """Yield the rows of a comma- or tab-separated file, whose first row names the columns.
 
@@ -163,35 +202,42 @@ def csv_rows(blocks: Iterator[str], name: str, tabs: bool, report: ReadReport | 
     head = next(blocks, "")
     blocks = chain([head], blocks)
     unquoted = tabs and _is_plain_table(head)
-    delimiter = "\t" if tabs else max(",;\t", key=head.partition("\n")[0].count)
+    first = next((line for line in head.split("\n") if line.strip()), "")
+    delimiter = "\t" if tabs else max(",;\t", key=first.count)
     csv.field_size_limit(2**31 - 1)  # the default refuses a cell above 128 KiB
+    lines = _RowLines(good_lines(blocks, name, report))
     reader = csv.reader(
-        (line + "\n" for line in good_lines(blocks, name, report)),
+        lines,
         delimiter=delimiter,
         quoting=csv.QUOTE_NONE if unquoted else csv.QUOTE_MINIMAL,
         strict=True,
     )
     header: list[str] | None = None
     while True:
+        lines.row.clear()
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            place = f"{name}, line {reader.line_num}"
-            report.bad_row(f"{place}: {one_line(error)}; in a quoted cell, write a double quote twice")
+            begin, end = lines.number - len(lines.row) + 1, lines.number
+            opened = f" in the row that begins in line {begin}" if begin < end else ""
+            report.bad_row(
+                f"{name}, line {end}: {one_line(error)}{opened}; in a quoted cell, write a double quote twice"
+            )
+            lines.put_back()
             continue
         if cells is None:
             return
         if unquoted:
             cells = list(map(without_quotes, cells))
         if header is None:
-            header = _told_apart(cells)
+            header = _told_apart(cells) if any(map(str.strip, cells)) else None
         elif len(cells) > len(header):
             report.bad_row(
-                f"{name}, line {reader.line_num}: {len(cells)} cells under {len(header)} columns; "
+                f"{name}, line {lines.number}: {len(cells)} cells under {len(header)} columns; "
                 f"put a text that holds {delimiter!r} or a line break in double quotes"
             )
         elif cells:
-            yield f"line {reader.line_num}", dict(zip(header, cells, strict=False))
+            yield f"line {lines.number}", dict(zip(header, cells, strict=False))
 
 
 def _told_apart(header: list[str]) -> list[str]:

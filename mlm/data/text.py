@@ -18,10 +18,11 @@ from typing import Any
 from tqdm import tqdm
 
 from mlm.config.data import PYTHON_DOCS, CorpusConfig, SourceConfig
+from mlm.config.errors import InputError
 from mlm.data.cache import cache_folder, content_key, locked, replacing
 from mlm.data.formats import ReadReport
 from mlm.data.python_docs import python_docs_digest, read_package_docs
-from mlm.data.sources import DigestCache, read_documents, source_digest, source_size
+from mlm.data.sources import DigestCache, file_states, read_documents, source_digest, source_size
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Text:
         """How much of the stored bytes is read; None where their number is unknown."""
         digests = DigestCache(self.cache / "digests.json")
         self.sources = [self._materialise(source) for source in config.sources]
+        self._states = [file_states(source) for source in self.sources]
         self.digest = content_key(
             [source_digest(source, source.document or config.document, digests) for source in self.sources],
             [config.max_documents, config.min_length, config.max_length, config.skip_bad_rows],
@@ -70,6 +72,18 @@ class Text:
         if source.path != PYTHON_DOCS:
             return source
         return replace(source, path=str(python_docs_file(self.cache, self.config.num_proc)))
+
+    def check_unchanged(self) -> None:
+        """Check that the files are still those of the digest; asked before what was read is kept under it.
+
+        Raises:
+            InputError: names the first file that changed, came or went.
+        """
+        for source, before in zip(self.sources, self._states, strict=True):
+            now = file_states(source)
+            for path in before | now:
+                if before.get(path) != now.get(path):
+                    raise InputError(f"{path}: changed while it was read; nothing of it is kept; run again")
 
     def by_source(self, task: str) -> Iterator[Iterator[str]]:
         """Yield the documents of each source in turn, under one progress bar in bytes."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlm.config.data import HubName, SourceConfig, TokenizerConfig, check_sources
+from mlm.config.data import CorpusConfig, HubName, SourceConfig, TokenizerConfig, check_sources
 from mlm.config.errors import InputError
 
 
@@ -73,3 +73,17 @@ def test_tokenizer_to_reuse(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     TokenizerConfig(path=str(tmp_path)).check_file()
     TokenizerConfig(path=str(tmp_path / "tokenizer.json")).check_file()
+
+
+@pytest.mark.parametrize("encoding", ["hex", "rot13", "base64", "zlib"])
+def test_codec_that_is_no_encoding_of_text(encoding):
+    with pytest.raises(InputError, match=f"data.sources: x: {encoding} is no encoding of text"):
+        SourceConfig("x", encoding=encoding)
+
+
+def test_sizes_have_upper_bounds():
+    with pytest.raises(InputError, match=r"tokenizer\.vocab_size=1000000000 must be at most 4194304"):
+        TokenizerConfig(vocab_size=10**9)
+    with pytest.raises(InputError, match=r"data\.seq_len=1000000000 must be at least 8, and at most 1048576"):
+        CorpusConfig(seq_len=10**9)
+    assert CorpusConfig(seq_len=2**20).seq_len == TokenizerConfig(vocab_size=2**20).vocab_size

@@ -129,7 +129,8 @@ def test_single_mapping_is_a_list_of_one():
         ({"path": "x", "share": "much"}, "--k: share: expected a number, got 'much'"),
         ("{path: x", "--k: not valid YAML"),
         ("{path: x, path: y}", "--k: path stands twice"),
-        ([None], "--k: expected a list, got a list"),
+        ([None], "--k: an entry is text or a mapping of path, "),
+        ([["x"]], "--k: an entry is text or a mapping of path, "),
     ],
 )
 def test_wrong_entries(value, message):

@@ -141,6 +141,13 @@ def test_clean_removes_what_was_not_used_for_so_long(cache: Path) -> None:
     assert not list((cache / "stores").iterdir())
 
 
+def test_clean_leaves_alone_a_store_whose_rows_are_being_made(cache: Path) -> None:
+    with locked(cache / "stores" / "abc" / "rows-1"):
+        assert "abc" not in {entry.path.name for entry in clean_cache(cache, 0)}
+    assert (cache / "stores" / "abc" / "manifest.json").exists()
+    assert {entry.path.name for entry in clean_cache(cache, 0)} == {"abc"}
+
+
 def test_clean_leaves_alone_what_is_being_made(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     with locked(cache / "stores" / "def", "-1-of-2"):
         assert "def.partial" not in {entry.path.name for entry in clean_cache(cache, 0)}

@@ -1,16 +1,26 @@
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mlm.config.data import CorpusConfig, SourceConfig, TokenizerConfig
 from mlm.config.errors import InputError
-from mlm.data.corpus import prepare_corpus, prepare_evaluation, prepare_store, split_documents
+from mlm.data.corpus import (
+    _store,
+    prepare_corpus,
+    prepare_evaluation,
+    prepare_store,
+    prepare_tokenizer,
+    split_documents,
+)
 from mlm.data.store import build_store
+from mlm.data.text import Text
 from mlm.tokenizer import encode_documents
 
 
@@ -349,3 +359,72 @@ def test_machines_prepare_one_corpus(text):
     stores = [prepare_store(config(text), VOCABULARY, (number, 2))[1] for number in (2, 1)]
     assert sum(store is not None for store in stores) == 1
     assert prepare_corpus(config(text), VOCABULARY).store.folder == next(s.folder for s in stores if s)
+
+
+def test_file_that_changes_while_it_is_read_leaves_nothing_behind(text):
+    tokenizer = prepare_tokenizer(Text(config(text)), VOCABULARY)
+    for begin in (lambda read: prepare_tokenizer(read, VOCABULARY), lambda read: _store(read, tokenizer)):
+        text.write_text(text.read_text() + "\nanother harbour")
+        read = Text(config(text))
+        text.write_text("another keeper\n" * 300)
+        with pytest.raises(InputError, match=r"text\.txt: changed while it was read; nothing"):
+            begin(read)
+    assert not [*read.cache.glob("stores/[!.]*")]
+    assert len([*read.cache.glob("tokenizers/[!.]*")]) == 1
+    assert prepare_corpus(config(text), VOCABULARY).store.manifest["num_documents"] == 300
+
+
+def test_copies_elsewhere_are_reused_under_their_own_names(tmp_path, documents):
+    corpora = []
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        sources = [SourceConfig(str(tmp_path / folder / f"{folder}-{part}.txt"), weight=1) for part in "ab"]
+        for number, source in enumerate(sources):
+            Path(source.path).write_text("\n".join(documents[number::2]))
+        mix = CorpusConfig(sources=sources, document="line", seq_len=32)
+        corpora.append(prepare_corpus(mix, VOCABULARY))
+    assert corpora[0].store.folder == corpora[1].store.folder
+    names = [source.path for source in sources]
+    assert [source["path"] for source in corpora[1].sources] == names
+    assert [part.name for part in corpora[1].train.parts] == names
+    assert corpora[1].sources[0]["summary"].startswith("two-a.txt: 1 file, line")
+
+
+DAMAGES = [
+    ("stores/*/manifest.json", b""),
+    ("stores/*/manifest.json", b"{}"),
+    ("stores/*/manifest.json", None),
+    ("stores/*/shard-00000.arrow", b""),
+    ("stores/*/shard-00000.arrow", b"\0" * 4096),
+    ("stores/*/rows-*/facts.json", b"[]"),
+    ("stores/*/rows-*/train/starts.npy", b""),
+    ("stores/*/rows-*/train/lengths.npy", b"\x93NUMPY"),
+    ("stores/*/rows-*/validation/offsets.npy", None),
+    ("tokenizers/*/tokenizer.json", b"{"),
+    ("tokenizers/*/tokenizer.json", None),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGES)
+def test_damage_in_the_cache_is_one_line_and_removing_it_helps(text, name, content):
+    before = prepare_corpus(config(text), VOCABULARY)
+    cache = before.store.folder.parent.parent
+    (file,) = cache.glob(name)
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InputError, match=r"^\S+ is damaged \(.+\); remove it and it is made anew") as error:
+        prepare_corpus(config(text), VOCABULARY)
+    damaged = Path(str(error.value).split(" is damaged")[0])
+    assert damaged in file.parents
+    assert "\n" not in str(error.value)
+    shutil.rmtree(damaged)
+    assert prepare_corpus(config(text), VOCABULARY).unigram_entropy == before.unigram_entropy
+
+
+def test_missing_package_is_told_before_anything_is_made(text, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rensa", None)
+    with pytest.raises(InputError, match="near needs the package rensa"):
+        prepare_corpus(config(text, deduplicate="near"), VOCABULARY)
+    cache = Text(config(text)).cache
+    assert not [*cache.glob("*/[!.]*")]

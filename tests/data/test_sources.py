@@ -55,6 +55,26 @@ def write(path: Path, data: str | bytes) -> Path:
     return path
 
 
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere" / "b.txt", "behind the link")
+    write(tmp_path / "folder" / "sub" / "a.txt", "harbour")
+    for name in ("link", "link-again"):
+        (tmp_path / "folder" / name).symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "folder")
+    assert read(tmp_path / "folder") == ["behind the link", "harbour"]
+
+
+def test_glob_of_folders_only_reads_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "x" / "a.txt", "harbour")
+    write(tmp_path / "y" / "deep" / "b.txt", "lights")
+    assert read(tmp_path / "*") == ["harbour", "lights"]
+    assert not caplog.records
+    write(tmp_path / "c.txt", "old wall")
+    assert read(tmp_path / "*") == ["old wall"]
+    assert "the folders are not read: " in caplog.text
+    assert read(tmp_path / "**") == ["old wall", "harbour", "lights"]
+
+
 @pytest.mark.parametrize("suffix", ["txt", "txt.gz", "jsonl", "csv", "parquet"])
 def test_sample_is_the_same_in_every_format(suffix: str) -> None:
     oracle = [json.loads(line)["text"] for line in (SAMPLE / "notes.jsonl").read_text("utf-8").splitlines()]

@@ -21,7 +21,7 @@ def read_json(
     text: str, column: str | None = None, array: bool = False, report: ReadReport | None = None
 ) -> list[str]:
     report = report or ReadReport("a")
-    return list(row_documents(json_rows(iter([text]), "a", array, report), "a", column, report))
+    return list(row_documents(json_rows(iter([text]), "a", array, report), "a", column, report, True))
 
 
 def read_csv(
@@ -106,6 +106,13 @@ def test_unclear_text_column_is_an_error(read: Any) -> None:
     assert read(data, "headline") == ["a"]
 
 
+def test_named_column_may_come_after_many_rows() -> None:
+    report = ReadReport("a")
+    text = '{"id": 1}\n{}\n' * 20 + '{"id": 2, "body": "harbour"}\n'
+    assert read_json(text, "body", report=report) == ["harbour"]
+    assert (report.rows, report.rows_without_text) == (41, 40)
+
+
 def test_column_that_comes_late_is_missing_text_before() -> None:
     report = ReadReport("a")
     assert read_json('{"n": 1}\n{"n": 2, "text": "here"}', report=report) == ["here"]
@@ -136,7 +143,7 @@ def test_bad_json_array_is_located() -> None:
     ("text", "place"),
     [
         ("text,n\na,1\nlong, text,1\n", "line 3: 3 cells under 2 columns"),
-        ('text,n\na,1\n"open,1\nb,2\n', "line 4: unexpected end of data"),
+        ('text,n\na,1\n"open,1\nb,2\n', "line 4: unexpected end of data in the row that begins in line 3"),
         (
             'text,n\n"a" b,1\n',
             "line 2: ',' expected after '\"'; in a quoted cell, write a double quote twice",
@@ -146,6 +153,32 @@ def test_bad_json_array_is_located() -> None:
 def test_bad_csv_is_located(text: str, place: str) -> None:
     with pytest.raises(InputError, match=f"a, {place}"):
         read_csv(text)
+
+
+def test_rows_without_columns_are_an_error() -> None:
+    for reader in (lambda: read_json("{}\n{}"), lambda: read_parquet(pa.table({}))):
+        with pytest.raises(InputError, match=r"^a: has no columns$"):
+            reader()
+
+
+def test_open_quote_costs_one_row() -> None:
+    report = ReadReport("a", skip_bad_rows=True)
+    text = 'text,n\nfirst,1\n"open,1\n"of\ntwo",2\n"wrong" here,3\n"another,4\nlast,5\n'
+    rows = list(csv_rows(iter([text]), "a", False, report))
+    assert [(place, row["text"]) for place, row in rows] == [
+        ("line 2", "first"),
+        ("line 5", "of\ntwo"),
+        ("line 8", "last"),
+    ]
+    assert report.bad_rows == 3
+    assert report.first_bad_row.startswith(
+        "a, line 4: ',' expected after '\"' in the row that begins in line 3"
+    )
+
+
+def test_blank_lines_before_the_header_are_passed_over() -> None:
+    assert read_csv("\n \n\ntext;n\nfirst, then;1\n") == ["first, then"]
+    assert read_csv("\n\ntext\tn\nfirst\t1\n", tabs=True) == ["first"]
 
 
 def test_parquet_row_that_is_not_unicode_is_an_error() -> None:
