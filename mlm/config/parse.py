@@ -187,6 +187,10 @@ def _resumed_keys(
             return {}, {"resume": Given("false", "--resume", "flags")}
     folder = run_to_resume(Path(runs_dir).expanduser(), name)
     stored = read_file(folder / "config.yaml", keys) if (folder / "config.yaml").exists() else {}
+    if not stored and values["resume"] != "auto":
+        raise InputError(
+            f"--resume: {folder} is no run folder, because it has no config.yaml, or an empty one"
+        )
     place = {"name": folder.name, "runs_dir": runs_dir, "resume": "true"}
     return stored, {key: Given(value, f"--{key}", "flags") for key, value in place.items()}
 

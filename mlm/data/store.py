@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -47,6 +48,11 @@ TABLES_SHARE = 0.2
 STORE_VERSION = 2
 """Changes whenever the same text would give other bytes."""
 
+COUNTED = 2**22
+"""Tokens counted together: counting copies them to whole words, so the copy is kept small."""
+RELEASED = 2**25
+"""Tokens after whose counting their pages are given back."""
+
 log = logging.getLogger(__name__)
 
 
@@ -61,7 +67,8 @@ class TokenStore:
         self.folder = folder
         with reading(folder):
             self.manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-            self._shards = [_open_shard(folder / name) for name in self.manifest["shards"]]
+            self._maps = [_map_file(folder / name) for name in self.manifest["shards"]]
+            self._shards = [_open_shard(mapped) for mapped in self._maps]
             self._values = [shard.column("input_ids").values.to_numpy() for shard in self._shards]
         self._bases = np.cumsum([0] + [len(values) for values in self._values])
 
@@ -103,12 +110,22 @@ class TokenStore:
             first = np.flatnonzero(new)
             starts = spans.starts[first]
             lengths = ends[np.append(first[1:], len(ends)) - 1] - starts
-        counts = np.zeros(size, np.int64)
+        counts, unreleased = np.zeros(size, np.int64), 0
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-            for part in range(0, length, 2**22):  # bincount copies to int64: keep the copy small
-                ids = self.tokens(start + part, min(length - part, 2**22))
+            for part in range(0, length, COUNTED):
+                ids = self.tokens(start + part, min(length - part, COUNTED))
                 counts += np.bincount(ids, minlength=size)
+                unreleased += len(ids)
+                if unreleased >= RELEASED:
+                    self._release()
+                    unreleased = 0
+        self._release()
         return counts
+
+    def _release(self) -> None:
+        """Give the memory back that the pages read so far take; they are read again when they are needed."""
+        for mapped in self._maps:
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
         return TokenStore, (self.folder,)  # a data loader process opens the files anew
@@ -206,7 +223,7 @@ def finish_store(
     if not all((partial / name).exists() for name in names):
         return None
     with reading(partial):
-        opened = [_open_shard(partial / name) for name in names]
+        opened = [_open_shard(_map_file(partial / name)) for name in names]
     if not any(len(shard) for shard in opened):
         shutil.rmtree(partial)
         paths = ", ".join(source["path"] for source in sources)
@@ -298,8 +315,13 @@ def _write_shard(path: Path, batch: pa.RecordBatch, unknown: int) -> None:
         os.fsync(file.fileno())
 
 
-def _open_shard(path: Path) -> pa.RecordBatch:
-    return pa.ipc.open_stream(pa.memory_map(str(path))).read_next_batch()
+def _map_file(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _open_shard(mapped: mmap.mmap) -> pa.RecordBatch:
+    return pa.ipc.open_stream(pa.py_buffer(mapped)).read_next_batch()
 
 
 def _source_counts(shards: list[pa.RecordBatch]) -> dict[str, int]:

@@ -60,7 +60,10 @@ def check_written(
     """
     expected = _real(_reference(model)(**rows), rows, num_tokens)
     if not expected.isfinite().all():
-        raise InputError("the model computes numbers that are not finite, so it is not saved")
+        raise InputError(
+            "the model computes numbers that are not finite, so it is not saved: what does that is too "
+            "high an optimizer.lr or optimizer.weight_decay"
+        )
     readers: dict[str, Callable[..., Tensor]] = {"mlm": copy.eval()}
     if stock_class is not None:
         readers |= _stock_reader(folder, stock_class)

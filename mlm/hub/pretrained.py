@@ -234,7 +234,8 @@ def save_pretrained(
         reason = missing_counterparts(config, classifier)
         log.warning("%s: only mlm reads this model, because %s", folder, reason)
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    for left in folder.parent.glob(f".{folder.name}.*.part"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     part.mkdir(parents=True)
     try:
         token_ids = {path: getattr(special, token) for path, token in TOKEN_IDS.items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 from mlm.config.data import IGNORE_INDEX
 
 CHUNK_ELEMENTS = 2**19
-"""Logits that a CPU works on at a time: in float32 they fit its cache."""
+"""Logits that a core works on at a time: in float32 they fit its cache."""
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
@@ -27,7 +27,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         """Return the sum for (N, V) logits and (N,) labels."""
         gradient = torch.empty_like(logits)
         total = torch.zeros((), dtype=torch.float32, device=logits.device)
-        rows = max(CHUNK_ELEMENTS // logits.shape[1], 1)
+        rows = max(CHUNK_ELEMENTS * torch.get_num_threads() // logits.shape[1], 1)
         for scores, wanted, out in zip(
             logits.split(rows), labels.split(rows), gradient.split(rows), strict=True
         ):

@@ -29,7 +29,7 @@ from mlm.data.collate import Rows
 from mlm.data.sampler import TrainingSampler
 from mlm.evaluation.masked_lm import MaskedLMScores, score_batches
 from mlm.optim.schedule import warmup_steps
-from mlm.training.checkpoint import checkpoint_path, checkpoint_step
+from mlm.training.checkpoint import checkpoint_path, checkpoint_step, saved_checkpoints
 from mlm.training.sharding import ShardedStrategy, keep_company
 
 log = logging.getLogger(__name__)
@@ -330,7 +330,7 @@ class SkippedSteps(StepCallback):
     def _last_good(self, step: int) -> str:
         """Name the checkpoint to go on with; what holds the very weights that gave no number is set aside."""
         first_fatal = checkpoint_path(self.checkpoints, step - self.progress.skipped_in_a_row)
-        saved = sorted(self.checkpoints.glob("step-*.ckpt"))
+        saved = saved_checkpoints(self.checkpoints)
         for path in saved if is_first_process() else []:
             if path >= first_fatal:
                 path.rename(path.with_name(f"{path.name}.broken"))
@@ -359,11 +359,12 @@ class CheckpointSaver(StepCallback):
         self.clock.now()
         trainer.save_checkpoint(checkpoint_path(self.folder, step))
         if trainer.is_global_zero and not save_failure(trainer):
-            older = sorted(self.folder.glob("step-*.ckpt"), reverse=True)[KEPT_CHECKPOINTS:]
-            left = self.folder.glob(".step-*")  # by a process that was killed
-            for path in [*(one for one in older if checkpoint_step(one) not in best), *left]:
-                if path.name.startswith(".") or not self._stays(checkpoint_step(path)):
+            for path in saved_checkpoints(self.folder)[:-KEPT_CHECKPOINTS]:
+                if checkpoint_step(path) not in best and not self._stays(checkpoint_step(path)):
                     path.unlink()
+            for left in self.folder.glob(".step-*.ckpt.*"):  # by a process that was killed
+                if left.is_file():
+                    left.unlink()
 
     def _stays(self, step: int) -> bool:
         """Tell whether the checkpoint of a step is kept for ever."""

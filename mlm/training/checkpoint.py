@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import tempfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -16,8 +18,16 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from mlm.config.errors import InputError
 from mlm.config.launch import is_first_process
 
-NEEDED = ("state_dict", "optimizer_states", "loops", "global_step", "progress", "identity")
-"""What a checkpoint of ours holds."""
+NEEDED = {
+    "state_dict": dict,
+    "optimizer_states": list,
+    "loops": dict,
+    "global_step": int,
+    "progress": dict,
+    "identity": dict,
+    "pytorch-lightning_version": str,
+}
+"""What a checkpoint of ours holds, and of what kind."""
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +40,13 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 def checkpoint_step(path: Path) -> int:
     """Return the optimizer step in the name of a checkpoint."""
     return int(path.stem.removeprefix("step-"))
+
+
+def saved_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder that have our names, oldest first; a user's copies are not ours."""
+    return sorted(
+        path for path in folder.glob("step-*.ckpt") if re.fullmatch(r"step-\d{8,}\.ckpt", path.name)
+    )
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -95,11 +112,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
         InputError: it is no whole checkpoint of ours; says why.
     """
     try:
+        with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums of what it maps
+            if damaged := archive.testzip():
+                raise ValueError(f"{damaged} is damaged")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        missing = [key for key in NEEDED if key not in content]
-        if not missing:
-            return Checkpoint(path, content)
-        reason = f"it has no {', '.join(missing)}"
+        _check_content(content)
+        return Checkpoint(path, content)
     except (PermissionError, FileNotFoundError):
         raise  # it may be whole: somebody has to look
     except (
@@ -110,9 +128,32 @@ def open_checkpoint(path: Path) -> Checkpoint:
         TypeError,
         ValueError,
         UnpicklingError,
+        zipfile.BadZipFile,
     ) as error:
         reason = " ".join(str(error).split())[:120]
     raise InputError(f"{path} is no whole checkpoint of ours: {reason}")
+
+
+def _check_content(content: Any) -> None:
+    """Check that a checkpoint has what a run goes on with, each of its kind.
+
+    Raises:
+        ValueError: says what is missing or odd.
+    """
+    if not isinstance(content, dict):
+        raise ValueError("it is no table")
+    if missing := [key for key in NEEDED if key not in content]:
+        raise ValueError(f"it has no {', '.join(missing)}")
+    for key, kind in NEEDED.items():
+        value = content[key]
+        if type(value) is not kind and not (kind is dict and isinstance(value, dict)):
+            raise ValueError(f"its {key} is {str(value)[:40]!r}")
+        if not value and kind is not int:
+            raise ValueError(f"its {key} is empty")
+    if content["global_step"] < 0 or "rows" not in content["progress"]:
+        raise ValueError("its global_step or progress is that of no run")
+    if not all(isinstance(state, dict) and state for state in content["optimizer_states"]):
+        raise ValueError("its optimizer_states are of no optimizer")
 
 
 def find_checkpoint(folder: Path) -> Checkpoint | None:
@@ -120,9 +161,12 @@ def find_checkpoint(folder: Path) -> Checkpoint | None:
 
     What is no whole checkpoint of ours is set aside under another name, with a warning.
     """
-    for path in sorted(folder.glob("step-*.ckpt"), reverse=True):
+    for path in reversed(saved_checkpoints(folder)):
         try:
-            return open_checkpoint(path)
+            found = open_checkpoint(path)
+            if found.step == checkpoint_step(path):
+                return found
+            log.warning("skipping %s: it is of step %d", path, found.step)
         except FileNotFoundError:
             continue  # the run it belongs to goes on and has removed it
         except InputError as error:

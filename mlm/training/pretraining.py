@@ -162,7 +162,10 @@ class PretrainModule(pl.LightningModule):
         differing = [name for name, mine in self.identity.items() if theirs.get(name) != mine]
         if differing:
             texts = (f"{name} is {self.identity[name]}, not {theirs.get(name)}" for name in differing)
-            raise InputError(f"cannot resume with something else than the checkpoint: {'; '.join(texts)}")
+            text = " (the text is another one)" if "corpus" in differing else ""
+            raise InputError(
+                f"cannot resume with something else than the checkpoint{text}: {'; '.join(texts)}"
+            )
         for name, value in checkpoint["progress"].items():
             setattr(self.progress, name, value)
         if self.progress.planned_for != self.config.trainer.bounds:
@@ -256,6 +259,11 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
         reason = bound_reached(config.trainer, progress, checkpoint.step)
     elif config.branch:
         start_branch(module, branch_checkpoint(config))
+    elif config.resume and ((folder / "summary.json").exists() or (folder / "model").exists()):
+        raise InputError(
+            f"{folder} is a finished run whose checkpoints are gone: there is nothing to go on with; start "
+            f"a new run from its weights with --init {folder / 'model'}"
+        )
     elif config.resume:
         log.info("%s holds no whole checkpoint: starting at step 0", folder)
     if checkpoint and reason and (folder / "summary.json").exists():

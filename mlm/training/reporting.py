@@ -169,10 +169,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
         lines = [line for line in file if line.endswith("\n")]
-    rows = [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(lines)]
-    return [{**row, "step": int(row["step"]), "tokens": int(row["tokens"])} for row in rows]
+    try:
+        rows = [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(lines)]
+        return [{**row, "step": int(row["step"]), "tokens": int(row["tokens"])} for row in rows]
+    except (ValueError, TypeError, KeyError, csv.Error) as error:
+        raise InputError(
+            f"{path} is damaged ({error}); put it right, or move it away to begin anew"
+        ) from None
 
 
 class ProgressBar(StepCallback):
@@ -206,6 +211,10 @@ class ProgressBar(StepCallback):
                 shown["val_loss"] = f"{self.progress.last['loss']:.3f}"
             self._bar.set_postfix(shown, refresh=False)
         self._bar.update(trainer.global_step - self._bar.n)
+
+    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
+        """Close the bar, so that what is told has a line of its own."""
+        self.teardown(trainer, module, "fit")
 
     def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
         """Close the bar."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,9 @@ def resolve_devices(config: TrainerConfig, accelerator: str) -> tuple[int, int]:
     devices, num_nodes = (launch.devices, launch.num_nodes) if launch else (there, 1)
     devices = devices if config.devices == "auto" else config.devices
     num_nodes = num_nodes if config.num_nodes == "auto" else config.num_nodes
+    alone = launch is None and "MASTER_ADDR" not in os.environ
+    hint = "needs torchrun or srun, which start the processes of the other nodes"
+    require(num_nodes == 1 or not alone, "trainer.num_nodes", num_nodes, hint)
     fits = accelerator != "gpu" or devices <= there
     require(fits, "trainer.devices", devices, f"is more than the {there} GPU(s) of this machine")
     return devices, num_nodes

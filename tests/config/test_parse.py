@@ -130,6 +130,7 @@ def test_scientific_numbers_in_yaml_and_as_flags():
 
 def test_yaml_words_keep_their_meaning():
     Path("no/007").mkdir(parents=True)
+    Path("no/007/config.yaml").write_text("seed: 1\n")
     Path("x.yaml").write_text("name: 007\nruns_dir: no\nseed: 0010\nresume: yes\n")
     config = parse("-c", "x.yaml")
     assert (config.name, config.runs_dir, config.seed, config.resume) == ("007", "no", 10, True)
@@ -310,6 +311,7 @@ def test_resume_auto_starts_a_run_or_goes_on_with_it(capsys, monkeypatch, tmp_pa
 
 def test_existing_run_is_refused_unless_resumed(capsys, tmp_path):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.yaml").write_text("seed: 1\n")
     assert "--resume" in refusal(capsys, "--name", "mine")
     assert parse("--name", "mine", "--resume").resume
 
@@ -320,3 +322,13 @@ def test_one_line_errors(capsys):
     assert stop.value.code == 130
     with pytest.raises(RuntimeError), one_line_errors("prog"):
         raise RuntimeError("a bug keeps its traceback")
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_folder_without_a_configuration_is_no_run(capsys, content):
+    folder = Path("runs/empty")
+    folder.mkdir(parents=True)
+    if content is not None:
+        (folder / "config.yaml").write_text(content)
+    told = refusal(capsys, "--resume", "--name", "empty")
+    assert "runs/empty is no run folder, because it has no config.yaml, or an empty one" in told

@@ -1,6 +1,8 @@
 import os
 import pickle
+import shutil
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,11 +13,18 @@ from mlm.training.checkpoint import NEEDED, AtomicCheckpointIO, checkpoint_path,
 from mlm.training.pretraining import pretrain
 
 
-def save(folder, step):
-    AtomicCheckpointIO().save_checkpoint(
-        {**{key: {} for key in NEEDED}, "global_step": step, "x": torch.ones(100)},
-        checkpoint_path(folder, step),
-    )
+def save(folder, step, **changes):
+    content = {
+        "state_dict": {"x": torch.ones(1000)},
+        "optimizer_states": [{"state": {}, "param_groups": []}],
+        "loops": {"fit_loop": {}},
+        "global_step": step,
+        "progress": {"rows": 8},
+        "identity": {"seed": 0},
+        "pytorch-lightning_version": "2.6.6",
+    }
+    assert content.keys() == NEEDED.keys()
+    AtomicCheckpointIO().save_checkpoint({**content, **changes}, checkpoint_path(folder, step))
 
 
 def test_the_newest_whole_checkpoint_is_found_by_its_step(tmp_path):
@@ -36,6 +45,57 @@ def test_broken_files_are_skipped_with_a_warning(tmp_path, caplog, content):
     assert find_checkpoint(tmp_path).path == checkpoint_path(tmp_path, 1)
     assert str(path) in caplog.text
     assert path.with_name(f"{path.name}.broken").exists()  # set aside, not lost
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"global_step": "abc"},
+        {"global_step": None},
+        {"global_step": -5},
+        {"global_step": 10**9},
+        {"progress": None},
+        {"progress": {}},
+        {"identity": None},
+        {"state_dict": {}},
+        {"optimizer_states": []},
+        {"optimizer_states": ["x"]},
+        {"loops": {}},
+        {"pytorch-lightning_version": None},
+    ],
+    ids=str,
+)
+def test_odd_content_is_no_checkpoint(tmp_path, caplog, changes):
+    save(tmp_path, 1)
+    save(tmp_path, 2, **changes)
+    assert find_checkpoint(tmp_path).step == 1
+    assert "step-00000002.ckpt" in caplog.text
+
+
+def test_a_flipped_bit_is_noticed(tmp_path, caplog):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    path = checkpoint_path(tmp_path, 2)
+    content = bytearray(path.read_bytes())
+    place = content.index(torch.ones(8).numpy().tobytes())
+    content[place] ^= 0x40
+    path.write_bytes(content)
+    assert find_checkpoint(tmp_path).step == 1
+    assert "damaged" in caplog.text
+
+
+def test_copies_under_other_names_are_left_alone(tiny):
+    config = tiny(trainer={"save_every": 2})
+    pretrain(config)
+    folder = folder_of(config) / "checkpoints"
+    names = ["step-00000006-good.ckpt", "step-latest.ckpt", "step--5.ckpt", "step-00000008 (copy).ckpt"]
+    for name in names:
+        shutil.copy(checkpoint_path(folder, 8), folder / name)
+    (folder / ".step-1.ckpt.abc").mkdir()
+    longer = replace(config.trainer, max_steps=12)
+    assert pretrain(replace(config, resume=True, trainer=longer)) == 0
+    ours = {checkpoint_path(folder, step).name for step in (10, 12)}
+    assert {path.name for path in folder.iterdir()} == {*ours, *names, ".step-1.ckpt.abc"}
 
 
 class Code:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from launching import run_ranks
 from run_files import assert_equal_weights, column, folder_of, metrics, weights
 
 from mlm.config.data import MaskingConfig
+from mlm.config.errors import InputError
 from mlm.config.training import ScheduleConfig
 from mlm.masking import mask_rate_at
 from mlm.training.checkpoint import find_checkpoint
@@ -294,3 +296,24 @@ def test_fifty_random_kills_in_a_run_of_200_steps(tiny):
     print(f"50 kills at steps {reached}, {time.monotonic() - started:.0f} s")
     assert pretrain(replace(config, resume=True)) == 0
     assert_same_run(config, whole)
+
+
+def test_a_finished_run_without_checkpoints_is_not_trained_over(tiny):
+    config = tiny()
+    pretrain(config)
+    folder = folder_of(config)
+    shutil.rmtree(folder / "checkpoints")
+    before = (folder / "model" / "model.safetensors").read_bytes()
+    with pytest.raises(InputError, match=r"checkpoints are gone.*--init"):
+        pretrain(replace(config, resume=True))
+    assert (folder / "model" / "model.safetensors").read_bytes() == before
+    assert (folder / "summary.json").exists()
+
+
+def test_a_damaged_table_of_metrics_is_named(tiny):
+    config = tiny(trainer={"max_steps": 4})
+    pretrain(config)
+    with (folder_of(config) / "metrics.csv").open("a") as file:
+        file.write("garbage\n\0\n")
+    with pytest.raises(InputError, match=r"metrics\.csv is damaged"):
+        pretrain(replace(config, resume=True, trainer=replace(config.trainer, max_steps=8)))
