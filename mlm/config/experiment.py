@@ -200,6 +200,14 @@ class PretrainConfig(RunConfig):
                 "the peak learning rate would never be reached"
             )
 
+    def choose_name(self, stem: str) -> None:
+        """Fix the name of the run; the recipe that goes on with a model needs one, see `RunConfig`."""
+        starts = self.init or self.branch or self.resume or type(self) is not PretrainConfig
+        require(
+            stem != "adapt" or bool(starts), "init", "null", "leaves --config adapt without a model to adapt"
+        )
+        super().choose_name(stem)
+
     def check_files(self) -> None:
         """Check that everything named is there, and the run folder is not."""
         self.trainer.check_launch()

@@ -56,8 +56,9 @@ def parse_config(
     with one_line_errors(prog):
         files, flags = read_flags(words, keys, positional)
         given: dict[str, Given] = {}
+        known = Keys.of(getattr(cls, "files_of", cls))
         for path in files:
-            given |= read_file(path, keys)
+            given |= {key: one for key, one in read_file(path, known).items() if key in keys.types}
         if issubclass(cls, RunConfig):
             stored, settled = _resumed_keys(cls, given | flags, keys)
             stored = stored or _branched_keys(given | flags, keys)

@@ -6,10 +6,11 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from mlm.config.data import CorpusConfig, SourceConfig, TokenizerConfig, check_sources
 from mlm.config.errors import InputError, require
+from mlm.config.experiment import PretrainConfig
 
 
 @dataclass
@@ -18,6 +19,11 @@ class PrepareConfig:
 
     Example: mlm prepare --data.sources my_texts/ --tokenizer.vocab_size 32768
     """
+
+    shipped_kind: ClassVar[str] = "pretrain"
+    """Sub-folder of the shipped files that `--config` searches."""
+    files_of: ClassVar[type] = PretrainConfig
+    """The command whose files it reads, for the keys that it has too."""
 
     data: CorpusConfig = field(default_factory=CorpusConfig)
     """The text, as for train.py."""

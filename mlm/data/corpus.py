@@ -183,7 +183,7 @@ def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) 
     mark_used(folder)
     store = TokenStore(folder)
     _name_sources(store, text)
-    _tell(store)
+    _tell(store, text.config)
     return store
 
 
@@ -210,8 +210,10 @@ def _name_sources(store: TokenStore, text: Text) -> None:
         known["summary"] = f"{short_name(read.path)}: {known['summary'].partition(': ')[2]}"
 
 
-def _tell(store: TokenStore) -> None:
+def _tell(store: TokenStore, config: CorpusConfig) -> None:
     """Say what is in a store: what was read, what it became, and what looks wrong with it."""
+    kept = config.deduplicate == "none"
+    advice = "data.deduplicate=exact leaves them out" if kept else "they are left out of the rows"
     for source in store.sources:
         log.info("%s", source["summary"])
         rate = source["num_unknown"] / max(source["num_tokens"], 1)
@@ -229,7 +231,7 @@ def _tell(store: TokenStore) -> None:
     if facts["num_duplicates"]:
         number, documents = facts["num_duplicates"], facts["num_documents"]
         share = f"{number:,} of {documents:,} documents ({number / documents:.1%})"
-        log.info("duplicates: %s repeat an earlier one; data.deduplicate=exact leaves them out", share)
+        log.info("duplicates: %s repeat an earlier one; %s", share, advice)
 
 
 def _kept(store: TokenStore, config: CorpusConfig) -> npt.NDArray[np.bool_]:

@@ -50,6 +50,8 @@ STORE_VERSION = 2
 
 COUNTED = 2**22
 """Tokens counted together: counting copies them to whole words, so the copy is kept small."""
+AROUND = 2**15
+"""Tokens that the system reads at least, wherever one of them is looked at: those of 64 KiB."""
 RELEASED = 2**25
 """Tokens after whose counting their pages are given back."""
 
@@ -115,7 +117,7 @@ class TokenStore:
             for part in range(0, length, COUNTED):
                 ids = self.tokens(start + part, min(length - part, COUNTED))
                 counts += np.bincount(ids, minlength=size)
-                unreleased += len(ids)
+                unreleased += max(len(ids), AROUND)
                 if unreleased >= RELEASED:
                     self._release()
                     unreleased = 0

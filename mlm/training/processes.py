@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
@@ -85,15 +86,17 @@ class Launcher(_SubprocessScriptLauncher):
         threading.Thread(target=self._watch, name="watch-processes", daemon=True).start()
         _set_num_threads_if_needed(num_processes=self.num_processes)
         try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            failed = self._failed(within_s=1.0)
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            failed = self._failed(within_s=1.0) if isinstance(error, Exception) else None
+            self._is_over = True
+            self.kill(signal.SIGKILL)  # they may wait for this one without end
             if failed is None:
                 raise
             raise SystemExit(_tell(failed)) from error
-        finally:
-            self._is_over = True
-            self.kill(signal.SIGKILL)  # they may wait for this one without end
+        self._is_over = True
+        atexit.register(self.kill, signal.SIGKILL)  # until then there may be weights to be put together
+        return result
 
     def _failed(self, within_s: float) -> subprocess.Popen[bytes] | None:
         """Return a process that failed by itself; above 128 are those that were asked to stop and did."""

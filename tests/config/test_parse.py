@@ -15,6 +15,7 @@ from mlm.config.finetune import FinetuneConfig
 from mlm.config.keys import Keys, read_file
 from mlm.config.model import ModelConfig
 from mlm.config.parse import one_line_errors, parse_config, save_config, to_plain
+from mlm.config.preparation import PrepareConfig
 from mlm.config.training import OptimizerConfig, ScheduleConfig, TrainerConfig
 
 SHIPPED = sorted(config_folder().glob("*/*.yaml"))
@@ -64,7 +65,9 @@ def test_default_file_lists_every_key_and_equals_the_defaults():
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_shipped_file_parses(path):
     if path.parent.name == "pretrain":
-        assert parse("--config", str(path)).name.startswith(path.stem)
+        Path("config.json").write_text("{}")
+        start = ["--init", "."] if path.stem == "adapt" else []
+        assert parse("--config", str(path), *start).name.startswith(path.stem)
     elif path.parent.name == "finetune":
         Path("config.json").write_text("{}")
         config = parse("--config", str(path), "--model", ".", cls=FinetuneConfig)
@@ -332,3 +335,19 @@ def test_a_folder_without_a_configuration_is_no_run(capsys, content):
         (folder / "config.yaml").write_text(content)
     told = refusal(capsys, "--resume", "--name", "empty")
     assert "runs/empty is no run folder, because it has no config.yaml, or an empty one" in told
+
+
+def test_the_recipe_that_adapts_needs_a_model(capsys):
+    told = refusal(capsys, "--config", "adapt")
+    assert "init=null leaves --config adapt without a model to adapt" in told
+
+
+def test_preparing_takes_the_files_of_training(capsys):
+    config = parse_config(
+        PrepareConfig, ["--config", "bert-mini", "--data.seq_len", "64"], prog="mlm prepare"
+    )
+    assert config.data.seq_len == 64
+    Path("x.yaml").write_text("model:\n  hidden_size: 64\ntokenizer:\n  vocab_size: 300\nnam: x\n")
+    with pytest.raises(SystemExit):
+        parse_config(PrepareConfig, ["--config", "x.yaml"], prog="mlm prepare")
+    assert "x.yaml:5: unknown key nam" in capsys.readouterr().err

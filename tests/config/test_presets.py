@@ -25,6 +25,8 @@ def test_every_recipe_is_read_and_planned(name, capsys, monkeypatch):
     print_plan(config)
     assert "FLOPs" in capsys.readouterr().out
     monkeypatch.delenv("MLM_RUN_NAME", raising=False)
+    if name == "adapt":
+        words += ["--init", "OWNER/NAME"]
     assert parse_config(PretrainConfig, [*words, "--name", "x"], prog="train.py").name == "x"
 
 
