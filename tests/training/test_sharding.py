@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from launching import run_ranks, stopped_at
+from launching import ALONE, flags, launch, run_ranks, stopped_at
 from run_files import assert_equal_weights, column, folder_of, weights
 
 from mlm.config.errors import InputError
@@ -65,3 +65,10 @@ def test_a_branch_takes_whole_state_into_parts(tiny):
 def test_muon_is_refused(tiny):
     with pytest.raises(InputError, match=r"name=muon needs whole matrices.*take optimizer.name=adamw"):
         tiny(trainer=SHARDED, optimizer=vars(OptimizerConfig(name="muon")))
+
+
+@pytest.mark.slow
+def test_the_plain_script_ends_with_a_model(tiny):
+    config = tiny(trainer=SHARDED | {"devices": 2, "max_steps": 2})
+    launch([*ALONE, *flags(config)])
+    assert weights(config)
