@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from mlm.config.embed import EmbedConfig
+from mlm.config.errors import InputError
 from mlm.data.cache import replacing
 from mlm.data.examples import EncodedExamples, batches_in_order, encode_examples
 from mlm.data.labelled import Examples, read_texts
@@ -87,9 +88,12 @@ def _trained_length(folder: Path) -> int | None:
 
     Its vectors of longer texts are, by its own recipe, those of the first so many tokens.
     """
+    path = folder / "sentence_bert_config.json"
     try:
-        found = json.loads((folder / "sentence_bert_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: {error}; remove it to read as far as the model does") from None
     longest = found.get("max_seq_length") if isinstance(found, dict) else None
     return longest if isinstance(longest, int) and longest >= 8 else None

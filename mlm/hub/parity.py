@@ -22,6 +22,9 @@ CheckRows = Mapping[str, Tensor]
 """Arguments of a model's forward pass: `input_ids` (B, S), `attention_mask` (B, S) of 0 and 1, and perhaps
 `token_type_ids` (B, S)."""
 
+NEXT = "checkpoints of the run are kept; try another version of transformers, and report this"
+"""What to do where a reader differs."""
+
 log = logging.getLogger(__name__)
 
 
@@ -55,8 +58,8 @@ def check_written(
         The largest differences, in words.
 
     Raises:
-        InputError: the model's numbers are not finite.
-        RuntimeError: a reader differs by more than MAX_DIFFERENCE, or does not know a weight.
+        InputError: the model's numbers are not finite, or a reader differs by more than MAX_DIFFERENCE or
+            does not know a weight.
     """
     expected = _real(_reference(model)(**rows), rows, num_tokens)
     if not expected.isfinite().all():
@@ -71,7 +74,7 @@ def check_written(
     for name, reader in readers.items():
         difference = (_real(reader(**rows), rows, num_tokens) - expected).abs().max().item()
         if not difference <= MAX_DIFFERENCE:  # nor if it is not a number
-            raise RuntimeError(f"read back by {name}, a logit differs by {difference:.1e}: not saved")
+            raise InputError(f"read back by {name}, a logit differs by {difference:.1e}: not saved; {NEXT}")
         found.append(f"{difference:.1e} by {name}")
     return f"largest difference of a logit {' and '.join(found)}"
 
@@ -108,7 +111,7 @@ def _stock_reader(folder: Path, stock_class: str) -> dict[str, Callable[..., Ten
     with _quiet(transformers.utils.logging):
         theirs, info = kind.from_pretrained(folder, output_loading_info=True)
     if odd := {fault: names for fault, names in info.items() if names}:
-        raise RuntimeError(f"transformers cannot read it ({odd}), so it is not saved")
+        raise InputError(f"transformers cannot read it ({odd}), so it is not saved; {NEXT}")
     theirs.eval()
     return {f"{stock_class} of transformers {transformers.__version__}": lambda **rows: theirs(**rows).logits}
 

@@ -216,9 +216,9 @@ def save_pretrained(
         start: the model folder that this one goes on from; the settings of its tokenizer are kept.
 
     Raises:
-        InputError: the tokenizer is larger than the model's tables, the model's numbers are not finite, or
-            something else is in the place of the folder.
-        RuntimeError: what was written is not read back as it should be (`parity.py`).
+        InputError: the tokenizer is larger than the model's tables, the model's numbers are not finite,
+            something else is in the place of the folder, or what was written is not read back as it should
+            be (`parity.py`).
     """
     folder = Path(folder)
     longest = model.config.max_position_embeddings or model_max_length

@@ -89,6 +89,9 @@ def test_a_sentence_model_reads_as_far_as_it_was_trained(config, model_folder, s
     (model_folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8}))
     short = embedded(config)
     assert np.array_equal(short, embedded(replace(config, max_length=8)))
+    (model_folder / "sentence_bert_config.json").write_text("{")
+    with pytest.raises(InputError, match=r"sentence_bert_config\.json is damaged"):
+        embedded(config)
     (model_folder / "sentence_bert_config.json").unlink()
     assert not np.array_equal(short, embedded(config))
 

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 import mlm.hub.pretrained as pretrained
+from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.hub import load_pretrained, save_pretrained
 from mlm.hub.families import BERT
@@ -71,7 +72,7 @@ def test_a_table_that_is_wrong_leaves_no_folder(tmp_path, tokenizer, monkeypatch
     monkeypatch.setattr(pretrained, "FAMILIES", (wrong,))
     monkeypatch.setattr(pretrained, "family_of", lambda *_: wrong)
     model = MaskedLM(replace(CLASSIC, initializer_range=0.3))
-    with pytest.raises(RuntimeError, match=r"read back by BertForMaskedLM of transformers .* differs by"):
+    with pytest.raises(InputError, match=r"read back by BertForMaskedLM of transformers .* differs by"):
         save_pretrained(tmp_path / "model", model, tokenizer, 32, "", ROWS)
     assert list(tmp_path.iterdir()) == []
 
@@ -80,7 +81,7 @@ def test_a_weight_that_the_stock_class_does_not_know_leaves_no_folder(tmp_path, 
     wrong = replace(BERT, modules={**BERT.modules, "head.dense": "cls.predictions.transform.layer"})
     monkeypatch.setattr(pretrained, "FAMILIES", (wrong,))
     monkeypatch.setattr(pretrained, "family_of", lambda *_: wrong)
-    with pytest.raises(RuntimeError, match=r"transformers cannot read it .*transform\.layer"):
+    with pytest.raises(InputError, match=r"transformers cannot read it .*transform\.layer"):
         save_pretrained(tmp_path / "model", MaskedLM(CLASSIC), tokenizer, 32, "", ROWS)
     assert list(tmp_path.iterdir()) == []
 
