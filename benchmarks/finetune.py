@@ -5,7 +5,7 @@
 
 All sides train the same model on the same examples with the same batch size, epochs, learning rate, schedule,
 AdamW and clipping; each round of a side is a process of its own, in turn. Tokenizing, loading and scoring are
-not timed. transformers' Trainer needs `pip install accelerate`. Sides:
+not timed. transformers' Trainer needs `pip install -e '.[benchmarks]'`. Sides:
 
     ours      as `finetune.py` does it, every epoch scored (which is not timed)
     trainer   Trainer at the same precision, every example padded to --max_length, the default of run_glue.py

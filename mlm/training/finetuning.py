@@ -8,10 +8,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
@@ -25,7 +28,7 @@ from mlm.config.errors import InputError
 from mlm.config.files import find_config
 from mlm.config.finetune import SCRATCH, FinetuneConfig, is_model
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.config.parse import read_group
+from mlm.config.parse import read_group, to_plain
 from mlm.counter import random_bits
 from mlm.data.examples import EncodedExamples, EpochSampler, LabelledBatch, encode_examples
 from mlm.data.labelled import Examples, LabelledTask
@@ -40,7 +43,7 @@ from mlm.model.heads import SequenceClassifier
 from mlm.model.loss import mean_loss
 from mlm.optim.optimizer import build_optimizer, set_learning_rate
 from mlm.optim.schedule import learning_rate_factor, warmup_steps
-from mlm.tokenizer import load_tokenizer, num_ids
+from mlm.tokenizer import load_tokenizer, num_ids, tokenizer_digest
 from mlm.training.callbacks import GracefulStop, Progress
 from mlm.training.epochs import EpochTable, EpochValidation, Stopwatch
 from mlm.training.outcome import MAX_SHOWN_CLASSES, Outcome, Prepared, finish
@@ -148,30 +151,63 @@ def finetune(config: FinetuneConfig, selects: bool = False) -> int:
 
 def prepare(config: FinetuneConfig, selects: bool = False) -> Prepared:
     """Read and tokenize the task, and put a head for it on the encoder; see `finetune`."""
-    task = choose_task(config, selects or config.trainer.keep == "best")
+    selects = selects or config.trainer.keep == "best"
+    wanted = json.dumps([config.task, config.glue_dir, config.selection, selects, to_plain(config.data)])
+    task: LabelledTask = keep_last("task", wanted, lambda: choose_task(config, selects))
     describe(task)
     tokenizer = choose_tokenizer(config)
     model = build_model(config, task, tokenizer)
     model.config.check_fit(num_ids(tokenizer), seq_len=1)
     longest = max_length(model.config, config.data.max_length, "data.max_length")
+    encoded_by = json.dumps([wanted, tokenizer_digest(tokenizer), longest])
+    parts: Parts = keep_last("parts", encoded_by, lambda: encode_parts(task, tokenizer, longest))
+    prepared = Prepared(task, tokenizer, model, parts.train, parts.validation, parts.test, parts.scored)
+    mean = prepared.train.lengths.mean()
+    log.info("the longest example has %d tokens, the mean of training is %.0f", prepared.max_length, mean)
+    return prepared
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The tokenized examples of a task; see `LabelledTask`."""
+
+    train: EncodedExamples
+    validation: EncodedExamples
+    test: EncodedExamples | None
+    scored: dict[str, EncodedExamples]
+
+
+def encode_parts(task: LabelledTask, tokenizer: Tokenizer, longest: int | None) -> Parts:
+    """Tokenize all that a run needs of a task, and tell what is cut."""
 
     def encode(part: Examples, name: str) -> EncodedExamples:
         encoded = encode_examples(tokenizer, part, longest)
         tell_truncated(encoded.num_truncated, len(encoded), name, longest)
         return encoded
 
-    prepared = Prepared(
-        task,
-        tokenizer,
-        model,
+    return Parts(
         encode(task.train, "training"),
         encode(task.validation, "validation"),
         encode(task.test, "test") if task.test else None,
         {suffix: encode(part, f"validation{suffix}") for suffix, part in task.scored.items()},
     )
-    mean = prepared.train.lengths.mean()
-    log.info("the longest example has %d tokens, the mean of training is %.0f", prepared.max_length, mean)
-    return prepared
+
+
+_LAST: dict[str, tuple[str, Any]] = {}
+"""Until `forget` is called."""
+
+
+def forget() -> None:
+    """Forget the examples of earlier runs, whose files may have changed."""
+    _LAST.clear()
+
+
+def keep_last(kind: str, wanted: str, make: Callable[[], Any]) -> Any:
+    """Return what the run before had, if it wanted the same: seeds and settings of a suite share a task."""
+    if kind not in _LAST or _LAST[kind][0] != wanted:
+        _LAST.pop(kind, None)  # first, so that both are never in memory
+        _LAST[kind] = wanted, make()
+    return _LAST[kind][1]
 
 
 def describe(task: LabelledTask) -> None:

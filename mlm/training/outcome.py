@@ -285,7 +285,11 @@ def closing_message(config: FinetuneConfig, folder: Path, summary: dict[str, Any
     pair = config.data.text_pair_column or ("YOUR_SECOND_COLUMN" if summary["has_pairs"] else None)
     columns = "" if config.data.text_column == "text" else f" --text_column {config.data.text_column}"
     columns += f" --text_pair_column {pair}" if pair else ""
-    command = (
-        f"mlm predict --model {summary['model_dir']} --input YOUR_TEXTS.csv --output labels.csv{columns}"
-    )
-    return "\n".join([*lines, "", "next", f"  label texts     {command}"])
+    label = "" if config.data.label_column == "label" else f" --label_column {config.data.label_column}"
+    model = f"--model {summary['model_dir']}"
+    lines += [
+        "\nnext",
+        f"  label texts     mlm predict {model} --input YOUR_TEXTS.csv --output labels.csv{columns}",
+        f"  score others    mlm evaluate {model} --input YOUR_LABELLED.csv{columns}{label}",
+    ]
+    return "\n".join(lines)

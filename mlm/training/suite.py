@@ -25,7 +25,7 @@ from mlm.evaluation.glue_table import summarize, to_markdown
 from mlm.evaluation.submission import answer, answer_table, write_submission
 from mlm.training.devices import run_on_devices, visible_devices
 from mlm.training.epochs import Diverged
-from mlm.training.finetuning import finetune
+from mlm.training.finetuning import finetune, forget
 from mlm.training.plots import plot_scores
 from mlm.training.reporting import (
     build_tracker,
@@ -54,7 +54,10 @@ def finetune_all(config: FinetuneConfig) -> int:
         InputError: something the user has to change.
     """
     config = replace(config, logging=resolve_tracking(config.logging))
-    return run_suite(config) if is_suite(config) else run_unit(units(config)[0])
+    try:
+        return run_suite(config) if is_suite(config) else run_unit(units(config)[0])
+    finally:
+        forget()
 
 
 def run_unit(unit: FinetuneConfig) -> int:

@@ -140,6 +140,18 @@ def test_command_says_what_is_wrong_in_one_line(build, tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["--data.validation_fraction", "0.5"], ["--data.num_workers", "2"], ["--masking.mask_rate", "0.3"]],
+)
+def test_what_is_about_training_is_refused(build, tmp_path, capsys, words):
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--model", build(), *words])
+    assert capsys.readouterr().err == (
+        f"mlm evaluate: error: {words[0][2:]}={words[1]} is about training; leave it out\n"
+    )
+
+
 def test_model_without_a_classifier_is_refused(model_folder, run):
     with pytest.raises(InputError, match="holds no classifier"):
         run(str(model_folder), ["a"], ["b"])

@@ -141,7 +141,8 @@ def test_a_run_learns_and_leaves_what_it_promises(tiny, capsys):
     assert float(rows[-1]["val/accuracy"]) == pytest.approx(summary["metrics"]["accuracy"], abs=1e-6)
     assert float(rows[-1]["train/loss"]) < float(rows[0]["train/loss"])
     out = capsys.readouterr().out
-    for part in ("mlm predict --model", summary["model_dir"], "accuracy", "f1 of yes", "examples/s"):
+    commands = ("mlm predict --model", "mlm evaluate --model")
+    for part in (*commands, summary["model_dir"], "accuracy", "f1 of yes", "examples/s"):
         assert part in out
 
 

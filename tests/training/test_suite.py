@@ -321,6 +321,20 @@ def test_several_seeds_of_own_data(tiny, tmp_path):
     assert facts["metrics"]["accuracy"]["n"] == 2
 
 
+def test_seeds_share_the_tokenized_examples_and_another_suite_reads_its_files_anew(tiny, tmp_path, caplog):
+    path = tmp_path / "train.jsonl"
+    rows = [{"text": f"the lamp {number} " * 6, "label": "yn"[number % 2]} for number in range(20)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    data = {"train": str(path), "max_length": 8, "validation_fraction": 0.3}
+    finetune_all(tiny(name="several", data=data, seeds=[1, 2]))
+    cut = [record for record in caplog.records if "of the examples are cut" in record.getMessage()]
+    assert len(cut) == 2, "training and validation, once for both seeds"
+    path.write_text("\n".join(map(json.dumps, rows[:16])))
+    finetune_all(tiny(name="fewer", data=data, seeds=[1, 2]))
+    report = read(folder_of(tiny(name="fewer")) / "own-data" / "seed-1" / "summary.json")
+    assert report["num_train_examples"] + report["num_validation_examples"] == 16
+
+
 def test_runs_are_grouped_under_their_pretraining_run_and_tables_are_tracked(tiny, tmp_path, monkeypatch):
     pretrained = tmp_path / "runs" / "pre" / "model"
     pretrained.parent.mkdir(parents=True)
