@@ -23,7 +23,7 @@ from mlm.config.parse import parse_config
 from mlm.data.collate import MaskedBatch, MaskedRows, build_masking
 from mlm.data.corpus import Corpus
 from mlm.data.sampler import TrainingSampler
-from mlm.model.attention import fused_blocks
+from mlm.model.attention import matrix_blocks
 from mlm.model.heads import MaskedLM
 from mlm.model.loss import summed_cross_entropy
 from mlm.optim.optimizer import build_optimizer, set_learning_rate
@@ -44,7 +44,7 @@ class Loop:
     def __init__(self, config: PretrainConfig, corpus: Corpus, model: MaskedLM):
         self.config, self.model = config, model.train()
         self.half = resolve_precision(config.trainer, "cpu") == "bf16-mixed"
-        self.optimizer = build_optimizer(model, config.optimizer, fused_blocks(model))
+        self.optimizer = build_optimizer(model, config.optimizer, matrix_blocks(model))
         size = config.trainer.global_batch_size
         masking = build_masking(config.masking, config.masking.highest_mask_rate, corpus.tokenizer)
         self.rows = MaskedRows(corpus.train, masking, config.seed)

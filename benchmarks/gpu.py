@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 from mlm.config.data import IGNORE_INDEX  # noqa: E402
 from mlm.config.model import ModelConfig  # noqa: E402
 from mlm.config.training import OptimizerConfig  # noqa: E402
-from mlm.model.attention import fused_blocks  # noqa: E402
+from mlm.model.attention import matrix_blocks  # noqa: E402
 from mlm.model.heads import MaskedLM  # noqa: E402
 from mlm.model.loss import summed_cross_entropy  # noqa: E402
 from mlm.optim.optimizer import build_optimizer, set_learning_rate  # noqa: E402
@@ -139,7 +139,7 @@ class Run:
     def __init__(self, model: torch.nn.Module, forward: Callable[[Batch], Tensor], batches: list[Batch]):
         self.model, self.forward, self.batches = model, forward, batches
         config = OptimizerConfig(name="adamw", lr=1e-3)
-        self.optimizer = build_optimizer(model, config, fused_blocks(model))
+        self.optimizer = build_optimizer(model, config, matrix_blocks(model))
         set_learning_rate(self.optimizer, 1.0)
         self.counts = [(labels != IGNORE_INDEX).sum() for *_, labels in batches]
 

@@ -112,6 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse_config(_load(command.config), rest, prog=prog, positional=command.positional)
     log_to_stderr()
     with one_line_errors(prog):
+        if name in ("pretrain", "finetune"):
+            _load("mlm.training.tracked:import_tracker")(config.logging)  # first, as train.py does
         status = _load(command.function)(config)
     return status or 0
 

@@ -4,7 +4,7 @@ Read top-down: `heads.py` (MaskedLM, SequenceClassifier), `encoder.py`, `layers.
 `positions.py`.
 """
 
-from mlm.model.attention import fused_blocks
+from mlm.model.attention import matrix_blocks
 from mlm.model.encoder import Encoder
 from mlm.model.heads import UNUSED_ID_BIAS, MaskedLM, SequenceClassifier, rule_out_unused_ids
 from mlm.model.layers import init_weights
@@ -15,8 +15,8 @@ __all__ = [
     "Encoder",
     "MaskedLM",
     "SequenceClassifier",
-    "fused_blocks",
     "init_weights",
+    "matrix_blocks",
     "pool",
     "rule_out_unused_ids",
 ]

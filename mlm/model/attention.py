@@ -24,21 +24,21 @@ LONGEST_BY_MATMUL = 1024
 """Longest row for plain products on a CPU; beyond it their B*H*S*S scores fill the memory."""
 
 
-class FusedLinear(nn.Linear):
-    """`num_blocks` projections of the same input, stacked into one matrix along the output.
+class BlockLinear(nn.Linear):
+    """A linear layer whose weight is made of several matrices; `blocks`: how many by rows and by columns.
 
-    An optimizer that treats a matrix as a whole (Muon) has to treat each block by itself: see `fused_blocks`.
+    An optimizer that treats a matrix as a whole (Muon) has to treat each by itself: see `matrix_blocks`.
     """
 
-    def __init__(self, in_features: int, block_features: int, num_blocks: int, bias: bool) -> None:
-        super().__init__(in_features, num_blocks * block_features, bias=bias)
-        self.num_blocks = num_blocks
+    def __init__(self, in_features: int, out_features: int, blocks: tuple[int, int], bias: bool) -> None:
+        super().__init__(in_features, out_features, bias=bias)
+        self.blocks = blocks
 
 
-def fused_blocks(model: nn.Module) -> dict[str, int]:
-    """Return how many blocks each fused weight stacks, by its name in `model.named_parameters()`."""
-    fused = {name: module for name, module in model.named_modules() if isinstance(module, FusedLinear)}
-    return {f"{name}.weight": module.num_blocks for name, module in fused.items()}
+def matrix_blocks(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return the `blocks` of every weight that has them, by its name in `model.named_parameters()`."""
+    made = {name: module for name, module in model.named_modules() if isinstance(module, BlockLinear)}
+    return {f"{name}.weight": module.blocks for name, module in made.items()}
 
 
 class SelfAttention(nn.Module):
@@ -46,11 +46,11 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        D = config.hidden_size
-        self.num_heads = config.num_attention_heads
+        D, H = config.hidden_size, config.num_attention_heads
+        self.num_heads = H
         self.dropout = config.attention_dropout
-        self.query_key_value = FusedLinear(D, D, 3, bias=config.attention_bias)
-        self.output = nn.Linear(D, D, bias=config.attention_bias)
+        self.query_key_value = BlockLinear(D, 3 * D, (3 * H, 1), bias=config.attention_bias)
+        self.output = BlockLinear(D, D, (1, H), bias=config.attention_bias)
 
     def forward(
         self, hidden: Tensor, bias: Tensor | DocumentOffsets | None = None, rotation: Rotation | None = None

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlm.config.model import ModelConfig
-from mlm.model.attention import FusedLinear, SelfAttention
+from mlm.model.attention import BlockLinear, SelfAttention
 from mlm.model.positions import DocumentOffsets, Rotation, SinusoidalEmbedding, sinusoids
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -57,7 +57,7 @@ class GatedFeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[config.activation]
-        self.gate_up = FusedLinear(config.hidden_size, config.intermediate_size, 2, bias=config.mlp_bias)
+        self.gate_up = BlockLinear(config.hidden_size, 2 * config.intermediate_size, (2, 1), config.mlp_bias)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from mlm.data.tasks import choose_task
 from mlm.evaluation.predict import classify, max_length, predict_logits, tell_truncated
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_classifier, read_shape
-from mlm.model.attention import fused_blocks
+from mlm.model.attention import matrix_blocks
 from mlm.model.depth import freeze, layer_decay
 from mlm.model.heads import SequenceClassifier
 from mlm.model.loss import mean_loss
@@ -122,7 +122,7 @@ class FinetuneModule(pl.LightningModule):
         """Build the optimizer."""
         settings, num_layers = self.config.optimizer, self.model.config.num_hidden_layers
         share = layer_decay(settings.layer_decay, num_layers)
-        return build_optimizer(self.model, settings, fused_blocks(self.model), share)
+        return build_optimizer(self.model, settings, matrix_blocks(self.model), share)
 
     def take_epoch_loss(self) -> float:
         """Return the mean loss of the examples trained on since this was last asked."""

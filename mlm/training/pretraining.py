@@ -30,7 +30,7 @@ from mlm.data.collate import MaskedBatch
 from mlm.data.corpus import Corpus, prepare_corpus
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_masked_lm
-from mlm.model.attention import fused_blocks
+from mlm.model.attention import matrix_blocks
 from mlm.model.heads import MaskedLM, rule_out_unused_ids
 from mlm.model.loss import summed_cross_entropy
 from mlm.model.vocabulary import extend_vocabulary
@@ -138,7 +138,7 @@ class PretrainModule(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Build the optimizer."""
-        optimizer = build_optimizer(self.model, self.config.optimizer, fused_blocks(self.model))
+        optimizer = build_optimizer(self.model, self.config.optimizer, matrix_blocks(self.model))
         self._constants = [{**group, "params": None} for group in optimizer.param_groups]
         return optimizer
 

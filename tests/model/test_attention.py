@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mlm.config.model import ModelConfig
-from mlm.model import MaskedLM, attention, fused_blocks
+from mlm.model import MaskedLM, attention, matrix_blocks
 from mlm.model.attention import SelfAttention, attend_by_kernel, attend_by_matmul
 from mlm.model.positions import RotaryEmbedding, distance_bias, document_bias, document_offsets
 
@@ -83,20 +83,25 @@ def test_dropout_is_off_in_evaluation():
     assert torch.equal(attention(hidden), attention(hidden))
 
 
-def test_fused_weights_are_named_and_stay_so():
+def test_weights_made_of_several_matrices_are_named_and_stay_so():
     config = ModelConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
     expected = {
-        "encoder.layers.0.attention.query_key_value.weight": 3,
-        "encoder.layers.0.feed_forward.gate_up.weight": 2,
+        "encoder.layers.0.attention.query_key_value.weight": (6, 1),
+        "encoder.layers.0.attention.output.weight": (1, 2),
+        "encoder.layers.0.feed_forward.gate_up.weight": (2, 1),
     }
     model = MaskedLM(config)
-    assert fused_blocks(model) == fused_blocks(copy.deepcopy(model)) == expected
+    assert matrix_blocks(model) == matrix_blocks(copy.deepcopy(model)) == expected
     model.load_state_dict(MaskedLM(config).state_dict(), assign=True)
-    assert fused_blocks(model) == expected
+    assert matrix_blocks(model) == expected
     parameters = dict(model.named_parameters())
-    assert all(parameters[name].shape[0] % blocks == 0 for name, blocks in expected.items())
+    sizes = {
+        name: (parameters[name].size(0) // a, parameters[name].size(1) // b)
+        for name, (a, b) in expected.items()
+    }
+    assert set(sizes.values()) == {(4, 8), (8, 4), (config.intermediate_size, 8)}
     classic = MaskedLM(ModelConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, activation="gelu"))
-    assert set(fused_blocks(classic).values()) == {3}
+    assert set(matrix_blocks(classic).values()) == {(6, 1), (1, 2)}
 
 
 def test_long_rows_on_a_cpu_take_the_kernel_and_give_the_same(monkeypatch):

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from mlm.config.training import OptimizerConfig
+from mlm.optim import optimizer as module
 from mlm.optim.optimizer import (
     Muon,
     build_optimizer,
@@ -50,7 +51,9 @@ def test_adamw_equals_torch_with_decay_on_matrices_only():
 
 
 @pytest.mark.parametrize("shape", [(16, 24), (24, 16), (16, 16)])
-def test_muon_equals_torch_up_to_bfloat16(shape):
+def test_muon_equals_torch_up_to_bfloat16(shape, monkeypatch):
+    """With torch's coefficients, which are not ours."""
+    monkeypatch.setattr(module, "NEWTON_SCHULZ_COEFFICIENTS", [(3.4445, -4.7750, 2.0315)] * 5)
     torch.manual_seed(0)
     ours = nn.Parameter(torch.randn(shape))
     theirs = nn.Parameter(ours.detach().clone())
@@ -66,31 +69,45 @@ def test_muon_equals_torch_up_to_bfloat16(shape):
     assert (ours - theirs).norm() / moved < 0.02
 
 
-def test_newton_schulz_brings_singular_values_near_one():
+@pytest.mark.parametrize("shape", [(48, 32), (32, 48), (32, 32)])
+def test_newton_schulz_keeps_the_singular_vectors_and_brings_the_values_near_one(shape):
     torch.manual_seed(0)
-    values = torch.linalg.svdvals(newton_schulz(torch.randn(3, 32, 48)).float())
-    assert values.min() > 0.6
-    assert values.max() < 1.3
+    left, _, right = torch.linalg.svd(torch.randn(3, *shape), full_matrices=False)
+    values = torch.logspace(-1.8, 0, 32)
+    values = values / values.norm()
+    assert values.min() > 0.005
+    result = newton_schulz((left * values) @ right).float()
+    inner = left.mT @ result @ right.mT
+    found = inner.diagonal(dim1=1, dim2=2)
+    assert found.min() > 0.45
+    assert found[:, values > 0.01].min() > 0.65
+    assert found.max() < 1.35
+    assert (inner - torch.diag_embed(found)).abs().max() < 0.1
 
 
-def test_blocks_of_a_fused_weight_are_treated_as_separate_matrices():
+def in_blocks(weight, down, across):
+    return [piece for part in weight.chunk(down, 0) for piece in part.chunk(across, 1)]
+
+
+@pytest.mark.parametrize("blocks", [(3, 1), (1, 2), (3, 2)])
+def test_matrices_of_one_weight_are_treated_one_by_one(blocks):
     torch.manual_seed(0)
-    fused = nn.Parameter(torch.randn(24, 8))
-    parts = [nn.Parameter(part.clone()) for part in fused.detach().chunk(3)]
-    grad = torch.randn(24, 8)
-    fused.grad = grad
-    for part, piece in zip(parts, grad.chunk(3), strict=True):
+    whole = nn.Parameter(torch.randn(24, 8))
+    parts = [nn.Parameter(part.clone()) for part in in_blocks(whole.detach(), *blocks)]
+    whole.grad = torch.randn(24, 8)
+    for part, piece in zip(parts, in_blocks(whole.grad, *blocks), strict=True):
         part.grad = piece.clone()
-    Muon([{"params": [fused], "num_blocks": 3, "lr": 0.1}], 0.9, 0.0).step()
+    Muon([{"params": [whole], "blocks": blocks, "lr": 0.1}], 0.9, 0.0).step()
     Muon([{"params": parts, "lr": 0.1}], 0.9, 0.0).step()
-    torch.testing.assert_close(fused.detach(), torch.cat([p.detach() for p in parts]))
+    for ours, part in zip(in_blocks(whole.detach(), *blocks), parts, strict=True):
+        torch.testing.assert_close(ours, part.detach())
 
 
 def test_muon_takes_the_hidden_matrices_and_every_parameter_is_in_one_group():
     model = Net()
-    muon, adamw = param_groups(model, OptimizerConfig(name="muon"), {"fused.weight": 3})
-    found = {group["num_blocks"]: [id(p) for p in group["params"]] for group in muon}
-    assert found == {3: [id(model.fused.weight)], 1: [id(model.out.weight)]}
+    muon, adamw = param_groups(model, OptimizerConfig(name="muon"), {"fused.weight": (3, 1)})
+    found = {group["blocks"]: [id(p) for p in group["params"]] for group in muon}
+    assert found == {(3, 1): [id(model.fused.weight)], (1, 1): [id(model.out.weight)]}
     grouped = [id(p) for group in muon + adamw for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters())
     assert {id(p) for group in adamw if group["weight_decay"] for p in group["params"]} == {
@@ -102,12 +119,12 @@ def test_muon_takes_the_hidden_matrices_and_every_parameter_is_in_one_group():
 def test_saved_state_continues_bit_for_bit(name, tmp_path):
     config = OptimizerConfig(name=name, lr=1e-2)
     model = Net()
-    optimizer = build_optimizer(model, config, {"fused.weight": 3})
+    optimizer = build_optimizer(model, config, {"fused.weight": (3, 1)})
     set_learning_rate(optimizer, 1.0)
     train(model, optimizer)
     torch.save(optimizer.state_dict(), tmp_path / "state.pt")
     other = copy.deepcopy(model)
-    restored = build_optimizer(other, config, {"fused.weight": 3})
+    restored = build_optimizer(other, config, {"fused.weight": (3, 1)})
     restored.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     train(model, optimizer)
     train(other, restored)
@@ -128,7 +145,7 @@ def test_a_skipped_step_leaves_no_trace(name):
     for bad_steps in ((), (0, 2)):
         model = Net()
         optimizer = build_optimizer(
-            model, OptimizerConfig(name=name, lr=1e-2, weight_decay=0.1), {"fused": 3}
+            model, OptimizerConfig(name=name, lr=1e-2, weight_decay=0.1), {"fused.weight": (3, 1)}
         )
         set_learning_rate(optimizer, 1.0)
         for step in range(3):
