@@ -44,7 +44,7 @@ from mlm.model.loss import mean_loss
 from mlm.optim.optimizer import build_optimizer, set_learning_rate
 from mlm.optim.schedule import learning_rate_factor, warmup_steps
 from mlm.tokenizer import load_tokenizer, num_ids, tokenizer_digest
-from mlm.training.callbacks import GracefulStop, Progress
+from mlm.training.callbacks import Progress
 from mlm.training.epochs import EpochTable, EpochValidation, Stopwatch
 from mlm.training.outcome import MAX_SHOWN_CLASSES, Outcome, Prepared, finish
 from mlm.training.pretraining import rescale_and_clip
@@ -56,6 +56,7 @@ from mlm.training.reporting import (
     resolve_tracking,
 )
 from mlm.training.run_folder import run_folder
+from mlm.training.stopping import GracefulStop
 from mlm.training.trainer import build_trainer
 
 WIDE, HIGH_RATE = 512, 1e-4
@@ -281,20 +282,22 @@ def train(config: FinetuneConfig, folder: Path, prepared: Prepared) -> int:
     module = FinetuneModule(model, config, progress, weights)
     trainer.fit(module, DataLoader(prepared.train, sampler=sampler, batch_size=None))
     try:
-        if stop.signal is not None:
-            log.warning("stopped by signal %d after step %d of %d", stop.signal, trainer.global_step, steps)
+        if stop.signal is not None and trainer.global_step < steps:
+            text = "stopped by signal %d after step %d of %d; nothing of this run is kept"
+            log.warning(text, stop.signal, trainer.global_step, steps)
             return 128 + stop.signal
         assert validation.kept, "a run ends with a validation"
-        if validation.kept.weights:
-            model.load_state_dict(validation.kept.weights)
-        model.to(trainer.strategy.root_device).eval()  # Lightning has put it back on the CPU
-        with trainer.precision_plugin.forward_context():
-            logits = {
-                suffix: predict_logits(model, part, 2 * settings.batch_size)
-                for suffix, part in prepared.scored.items()
-            }
-        outcome = Outcome(config, folder, prepared, validation.kept, logits, validation.history, progress)
-        finish(outcome, trainer.loggers)
+        with stop.noting():  # all is trained: nothing of it is given away now
+            if validation.kept.weights:
+                model.load_state_dict(validation.kept.weights)
+            model.to(trainer.strategy.root_device).eval()  # Lightning has put it back on the CPU
+            with trainer.precision_plugin.forward_context():
+                logits = {
+                    suffix: predict_logits(model, part, 2 * settings.batch_size)
+                    for suffix, part in prepared.scored.items()
+                }
+            outcome = Outcome(config, folder, prepared, validation.kept, logits, validation.history, progress)
+            finish(outcome, trainer.loggers)
     finally:
         end_tracking(trainer)
-    return 0
+    return 128 + stop.signal if stop.signal is not None else 0

@@ -43,7 +43,6 @@ from mlm.training.callbacks import (
     Budget,
     CheckpointSaver,
     Clock,
-    GracefulStop,
     Progress,
     SkippedSteps,
     Validation,
@@ -56,6 +55,7 @@ from mlm.training.processes import end_with_parent
 from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
 from mlm.training.run_folder import METRICS, keep_config, resume_command, run_folder
 from mlm.training.sharding import ShardedStrategy, local, shard, whole, whole_model
+from mlm.training.stopping import GracefulStop
 from mlm.training.summary import finish_run, provenance
 from mlm.training.trainer import build_trainer, check_hardware
 

@@ -126,21 +126,27 @@ def test_single_run_of_mnli_scores_both_sets_and_is_no_suite(tiny):
     assert not (folder_of(config) / "glue.json").exists()
 
 
-class KilledInTheSecondRun(finetuning.Stopwatch):
-    """Sends the signal of a cluster that wants its machine back."""
+class Killed(finetuning.Stopwatch):
+    """Sends the signal of a cluster that wants its machine back, in the first run of RTE."""
+
+    in_last_step = False
 
     def on_step_end(self, trainer, module):
         super().on_step_end(trainer, module)
-        if module.config.task == ["rte"] and trainer.global_step == 2:
+        last = self.progress.planned_steps if self.in_last_step else 2
+        if module.config.task == ["rte"] and module.config.seed == 1 and trainer.global_step == last:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_stopped_suite_goes_on_and_ends_as_if_it_had_not_been_stopped(tiny, monkeypatch):
+@pytest.mark.parametrize("in_last_step", [False, True])
+def test_stopped_suite_goes_on_and_ends_as_if_it_had_not_been_stopped(tiny, monkeypatch, in_last_step):
     whole, stopped = (tiny("sst2", "rte", name=name, seeds=[1, 2]) for name in ("whole", "stopped"))
     finetune_all(whole)
     with monkeypatch.context() as patch:
-        patch.setattr(finetuning, "Stopwatch", KilledInTheSecondRun)
+        patch.setattr(finetuning, "Stopwatch", Killed)
+        patch.setattr(Killed, "in_last_step", in_last_step)
         assert finetune_all(stopped) == 128 + signal.SIGTERM
+    assert (folder_of(stopped) / "rte" / "seed-1" / "summary.json").exists() == in_last_step
     finished = [folder_of(stopped) / "sst2" / f"seed-{seed}" / "summary.json" for seed in (1, 2)]
     times = [path.stat().st_mtime_ns for path in finished]
     assert not (folder_of(stopped) / "glue.json").exists()
