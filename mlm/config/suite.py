@@ -5,15 +5,15 @@ units: a configuration for every task and seed --points, at_point--> one for eve
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from mlm.config.errors import InputError
+from mlm.config.errors import InputError, in_words
 from mlm.config.glue import DIAGNOSTIC, MNLI, Point, TaskRecipe
-from mlm.config.parse import to_plain
+from mlm.config.parse import flatten, read_group, to_plain
 
 if TYPE_CHECKING:
     from mlm.config.finetune import FinetuneConfig
@@ -90,28 +90,67 @@ def at_point(unit: FinetuneConfig, point: Point) -> FinetuneConfig:
     return replace(unit, recipes=[], **changed)
 
 
-def check_same(config: FinetuneConfig, started: Path) -> None:
+def check_recipes(config: FinetuneConfig) -> None:
+    """Check every value of every recipe, before the first of them is used.
+
+    Raises:
+        InputError: names the entry and the value.
+    """
+    for recipe in config.recipes:
+        for point in recipe.points():
+            try:
+                at_point(config, point)
+            except InputError as error:
+                raise InputError(f"recipes: task={recipe.task}: {error}") from None
+
+
+def is_unbegun(folder: Path) -> bool:
+    """Tell whether a folder holds no more than a run that was killed while it wrote its configuration."""
+    left = r"\.lock|config\.new\.yaml|\.config\.new\.yaml\.\d+"
+    return folder.is_dir() and all(re.fullmatch(left, path.name) for path in folder.iterdir())
+
+
+def check_same(config: FinetuneConfig, folder: Path) -> None:
     """Check that a suite is started again with the options it was started with; it may grow.
 
     Args:
         config: as it is started now.
-        started: the stored configuration.
+        folder: of the suite, with the stored configuration.
 
     Raises:
-        InputError: names the first key that differs, and both values.
+        InputError: names what is left out, or the first key that differs and both values; or the stored file
+            is damaged.
     """
-    before = _flat(yaml.safe_load(started.read_text(encoding="utf-8")))
-    now = _flat(yaml.safe_load(yaml.safe_dump(to_plain(config), sort_keys=False)))
+    stored = _stored(config, folder / "config.yaml")
+    before, now = flatten(to_plain(stored)), flatten(to_plain(config))
     for key in sorted(before.keys() | now.keys()):
         if not key.startswith(MAY_CHANGE) and before.get(key) != now.get(key):
             raise InputError(
-                f"{key}={now.get(key)}, but {started.parent} was started with {before.get(key)}; "
+                f"{key}={now.get(key)}, but {folder} was started with {before.get(key)}; "
                 "go on with that, or take another --name"
             )
+    lost = [task for task in stored.task if task not in config.task]
+    _refuse_fewer("task", config.task, lost, folder)
+    had, has = ([(unit.task, unit.seed) for unit in units(one)] for one in (stored, config))
+    _refuse_fewer("seeds", [run[1] for run in has], [run[1] for run in had if run not in has], folder)
+    if is_suite(stored) != is_suite(config):
+        raise InputError(f"{folder} is one run and no suite of several; take another --name")
 
 
-def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
+def _stored(config: FinetuneConfig, path: Path) -> FinetuneConfig:
+    try:
+        stored = read_group(type(config), path)
+    except InputError as error:
+        raise InputError(f"{error}; {path.parent} cannot go on without it, take another --name") from None
+    if stored.name is None:
+        raise InputError(f"{path} is damaged, it names no run; take another --name")
+    return stored
+
+
+def _refuse_fewer(key: str, given: Sequence[object], lost: Sequence[object], folder: Path) -> None:
+    if lost:
+        now, left = (in_words(list(dict.fromkeys(values))) for values in (given, lost))
+        raise InputError(
+            f"{key}={now} leaves out {left}, with which {folder} was started, and its table would lose it; "
+            f"add {left}, or take another --name"
+        )
