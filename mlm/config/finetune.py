@@ -28,7 +28,7 @@ from mlm.config.glue import (
     check_tasks,
 )
 from mlm.config.model import LabelType, Pooling
-from mlm.config.suite import check_recipes, check_same, goes_on, is_unbegun
+from mlm.config.suite import check_data, check_recipes, check_same, goes_on, is_unbegun
 from mlm.config.training import LoggingConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
 
 
@@ -390,6 +390,7 @@ class FinetuneConfig(RunConfig):
         folder = Path(self.runs_dir, self.name or "")
         if goes_on(self) and (folder / "config.yaml").exists():
             check_same(self, folder)
+            check_data(self, folder)
         elif not goes_on(self) or not is_unbegun(folder):
             self.check_run()
 

@@ -5,6 +5,8 @@ units: a configuration for every task and seed --points, at_point--> one for eve
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlm.config.errors import InputError, in_words
-from mlm.config.glue import DIAGNOSTIC, MNLI, Point, TaskRecipe
+from mlm.config.glue import DIAGNOSTIC, MNLI, Point, TaskRecipe, plain_name
 from mlm.config.parse import flatten, read_group, to_plain
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 OWN_DATA = "own-data"
 """Folder of the runs on labelled files of the user's own."""
+DATA_FILE = "data.json"
+"""In the folder of a suite: what its runs read, see `data_digests`."""
+DATA_SUFFIXES = (".tsv", ".txt", ".parquet")
+"""Files of GLUE."""
 MAY_CHANGE = ("name", "runs_dir", "resume", "task", "seed", "submit", "logging.")
 """Keys, `seeds` among them, by which a suite that was started may be made larger, or told of otherwise."""
 
@@ -135,6 +141,57 @@ def check_same(config: FinetuneConfig, folder: Path) -> None:
     _refuse_fewer("seeds", [run[1] for run in has], [run[1] for run in had if run not in has], folder)
     if is_suite(stored) != is_suite(config):
         raise InputError(f"{folder} is one run and no suite of several; take another --name")
+
+
+def data_digests(config: FinetuneConfig) -> dict[str, str]:
+    """Return a hash of the content of every file that the runs read, by its path as it was given."""
+    paths = [getattr(config.data, name) for name in ("train", "validation", "test")]
+    files = [Path(path) for path in paths if path]
+    if config.task and config.glue_dir:
+        found = (path for path in Path(config.glue_dir).glob("*/*") if path.suffix in DATA_SUFFIXES)
+        files += sorted(path for path in found if plain_name(path.parent.name) in config.task)
+    return {str(path): _digest(path) for path in files}
+
+
+def read_digests(folder: Path) -> dict[str, str]:
+    """Return what was written down of the data of a suite, nothing if it was stopped before its first run.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    path = folder / DATA_FILE
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError:
+        stored = None
+    if not isinstance(stored, dict):
+        raise InputError(f"{path} is damaged; take another --name, or remove it if the data are the same")
+    return stored
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+
+
+def check_data(config: FinetuneConfig, folder: Path) -> None:
+    """Check that a suite goes on with the data it was started with: one mean is never of two versions.
+
+    Args:
+        config: as it is started now.
+        folder: of the suite.
+
+    Raises:
+        InputError: names the file that was changed, or is gone.
+    """
+    now = data_digests(config)
+    for path, digest in read_digests(folder).items():
+        if now.get(path) != digest:
+            changed = "has changed" if path in now else "is gone"
+            raise InputError(
+                f"{path} {changed} since {folder} was started, and its runs are of what it was; "
+                "put that back, or take another --name"
+            )
 
 
 def _stored(config: FinetuneConfig, path: Path) -> FinetuneConfig:

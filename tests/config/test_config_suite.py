@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -15,7 +16,7 @@ from mlm.config.glue import GLUE_TASKS, TaskRecipe, check_tasks
 from mlm.config.help import format_help
 from mlm.config.keys import Keys, read_file
 from mlm.config.parse import parse_config, save_config
-from mlm.config.suite import at_point, goes_on, is_suite, points, units
+from mlm.config.suite import at_point, data_digests, goes_on, is_suite, points, units
 
 RECIPES = [path.stem for path in (config_folder() / "finetune").glob("*.yaml") if path.stem != "default"]
 
@@ -259,6 +260,37 @@ def test_grid_of_one_run_keeps_its_seed_and_becomes_no_suite(capsys):
     assert "runs/x is one run and no suite of several; take another --name" in refusal(
         capsys, *words, "--seeds", "0,1"
     )
+
+
+def test_suite_goes_on_with_the_same_data_only(capsys):
+    for name in ("a.csv", "b.csv", "glue/RTE/train.tsv", "glue/CoLA/train.tsv", "glue/CoLA/README.md"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(f"text,label\n{name},1\n")
+    own = ["--data.train", "a.csv", "--data.test", "b.csv", "--seeds", "1,2"]
+    keep(own)
+    parse(*own, "--seeds", "1,2,3")
+    os.utime("a.csv", (0, 0))  # its date is nothing
+    parse(*own)
+    Path("b.csv").write_text("text,label\nx.csv,1\n")
+    assert refusal(capsys, *own, "--seeds", "1,2,3") == (
+        "finetune.py: error: b.csv has changed since runs/x was started, and its runs are of what it was; "
+        "put that back, or take another --name\n"
+    )
+    Path("runs/x/data.json").write_text("{")
+    assert "runs/x/data.json is damaged; take another --name" in refusal(capsys, *own)
+    glue = ["--glue_dir", "glue", "--seeds", "1,2"]
+    keep([*glue, "--task", "cola"])
+    Path("glue/RTE/train.tsv").write_text("")
+    Path("glue/CoLA/README.md").write_text("")
+    parse(*glue, "--task", "cola,rte")
+    Path("glue/CoLA/train.tsv").unlink()
+    assert "glue/CoLA/train.tsv is gone since runs/x was started" in refusal(capsys, *glue, "--task", "cola")
+
+
+def keep(words):
+    """Leave a suite that was started and stopped."""
+    started(*words)
+    Path("runs/x/data.json").write_text(json.dumps(data_digests(parse(*words))))
 
 
 @pytest.mark.parametrize("content", ["[]", "name: [", "nonsense", "nme: x", ""])
