@@ -155,11 +155,19 @@ def test_stopped_suite_goes_on_and_ends_as_if_it_had_not_been_stopped(tiny, monk
         assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_suite_grows_by_seeds_and_finished_runs_stay(tiny):
-    finetune_all(tiny("rte", "wnli", seeds=[1]))
-    config = tiny("rte", "wnli", seeds=[1, 2])
+def test_suite_grows_by_seeds_and_finished_runs_stay(tiny, caplog):
+    first, config = (tiny("rte", "wnli", seeds=seeds) for seeds in ([1], [1, 2]))
+    folder_of(config).mkdir(parents=True)
+    for name in (".config.new.yaml.7", "config.new.yaml"):  # as a process leaves it that is killed at once
+        (folder_of(config) / name).write_text("half a f")
+    first.check_files()
+    finetune_all(first)
+    assert not [path.name for path in folder_of(config).iterdir() if "new" in path.name]
     before = (folder_of(config) / "rte" / "seed-1" / "summary.json").stat().st_mtime_ns
-    finetune_all(config)
+    config.check_files()
+    with caplog.at_level("INFO"):
+        finetune_all(config)
+    assert "config-1.yaml: seeds: 1 -> 1,2\n" in caplog.text
     assert read(folder_of(config) / "glue.json")["tasks"]["rte"]["seeds"] == [1, 2]
     assert (folder_of(config) / "rte" / "seed-1" / "summary.json").stat().st_mtime_ns == before
 
