@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -217,9 +217,17 @@ def describe(task: LabelledTask) -> None:
     log.info("task %s: %s (%s)", task.name, sizes, task.validation_is)
     if task.label_type != "regression":
         assert task.train.labels is not None, "training examples have labels"
-        counts = list(label_counts(task.labels, task.train.labels).items())
-        shown = ", ".join(f"{label} {count:,}" for label, count in counts[:MAX_SHOWN_CLASSES])
-        log.info("%d classes: %s%s", len(counts), shown, ", ..." if len(counts) > MAX_SHOWN_CLASSES else "")
+        counts = label_counts(task.labels, task.train.labels)
+        shown = shorten([f"{label} {count:,}" for label, count in counts.items()])
+        log.info("%d classes: %s", len(counts), shown)
+        empty = [label for label, count in counts.items() if not count]
+        if empty:
+            log.warning("classes without a training example, which cannot be learnt: %s", shorten(empty))
+
+
+def shorten(names: Sequence[str]) -> str:
+    """Return the first of the names, as many as are shown."""
+    return ", ".join(names[:MAX_SHOWN_CLASSES]) + (", ..." if len(names) > MAX_SHOWN_CLASSES else "")
 
 
 def choose_tokenizer(config: FinetuneConfig) -> Tokenizer:

@@ -381,6 +381,14 @@ def test_task_without_files_is_made_of_the_documentation(tiny):
     assert summary["labels"] == ["boat", "gull", "harbour", "keeper", "lamp", "neighbour"]
 
 
+def test_classes_without_a_training_example_are_told(tiny, caplog):
+    finetune(tiny(files={"max_train_examples": 1}, trainer={"max_epochs": 1}))
+    assert "classes without a training example, which cannot be learnt: " in caplog.text
+    caplog.clear()
+    finetune(tiny(name="whole", trainer={"max_epochs": 1}))
+    assert "without a training example" not in caplog.text
+
+
 def test_one_class_predicted_is_a_warning(tiny, caplog):
     config = tiny(optimizer={"lr": 1e-9}, trainer={"max_epochs": 1})
     finetune(config)
