@@ -251,7 +251,13 @@ class ClassifierConfig:
         require(0 <= self.dropout < 1, "classifier_dropout", self.dropout, "must lie in [0, 1)")
 
     def order_of(self, labels: tuple[str, ...]) -> list[int] | None:
-        """Return the ids that these names have here, however they are capitalised; None: they are others."""
-        ids = {label.lower(): number for number, label in enumerate(self.labels)}
-        wanted = [label.lower() for label in labels]
-        return [ids[label] for label in wanted] if set(wanted) == ids.keys() else None
+        """Return the ids that these names have here; None: they are others.
+
+        Capitals are looked past only where no name is lost by it: a model may tell Yes from yes.
+        """
+        own, wanted = list(self.labels), list(labels)
+        if set(own) != set(wanted):
+            own, wanted = ([label.lower() for label in names] for names in (own, wanted))
+        ids = {label: number for number, label in enumerate(own)}
+        same = ids.keys() == set(wanted) and len(ids) == len(own) == len(wanted)
+        return [ids[label] for label in wanted] if same else None
