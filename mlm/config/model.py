@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -247,6 +248,9 @@ class ClassifierConfig:
     def __post_init__(self) -> None:
         labels, found = list(self.labels), len(self.labels)
         require(len(set(labels)) == found > 0, "labels", labels, "must be distinct names")
+        for label in labels:
+            writable = not re.search("[\ud800-\udfff]", label)
+            require(writable, "labels", [label], "has half a surrogate pair in it, which no file can hold")
         require(self.label_type != "regression" or found == 1, "labels", labels, "must be one for a score")
         require(0 <= self.dropout < 1, "classifier_dropout", self.dropout, "must lie in [0, 1)")
 

@@ -33,7 +33,15 @@ from mlm.data.formats import (
     split_lines,
     text_blocks,
 )
-from mlm.data.labels import NO_CLASS, label_array, label_ids, label_names, label_numbers, sort_labels
+from mlm.data.labels import (
+    NO_CLASS,
+    is_missing,
+    label_array,
+    label_ids,
+    label_names,
+    label_numbers,
+    sort_labels,
+)
 from mlm.data.tables import Row, csv_rows, json_rows
 
 MANY_CLASSES = 100
@@ -253,7 +261,7 @@ def _test(config: LabelledConfig, labels: tuple[str, ...]) -> Examples:
     table = read_table(str(config.test), config.encoding)
     unknown = {"", NO_CLASS} if config.label_type == "classification" else {""}
     values = [row.get(config.label_column) for _, row in table.rows]
-    missing = [value is None or str(value).strip() in unknown for value in values]
+    missing = [is_missing(value) or str(value).strip() in unknown for value in values]
     # A text may have no label at all, but a whole file without any is one that nobody labelled.
     if (all if config.label_type == "multilabel" else any)(missing):
         text = "%s: not every row has a %s, so it is predicted and not scored"

@@ -81,3 +81,8 @@ def test_rows_of_the_position_table():
 )
 def test_classes_are_matched_by_name_past_capitals_where_no_name_is_lost(own, wanted, order):
     assert ClassifierConfig(own).order_of(wanted) == order
+
+
+def test_class_whose_name_no_file_can_hold_is_refused():
+    with pytest.raises(InputError, match=r"labels=\['a\\ud800'\] has half a surrogate pair in it"):
+        ClassifierConfig(("a\ud800", "b"))

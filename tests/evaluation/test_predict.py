@@ -100,6 +100,11 @@ def test_classes_that_differ_in_capitals_only_are_told_apart(build, run, documen
     assert {"Yes", "yes"} <= set(said)
 
 
+def test_half_a_surrogate_pair_in_an_id_is_replaced_as_in_texts(build, run):
+    (found,) = run(build(), [{"text": "a lamp \ud800", "key": "k\ud800"}], id_column="key")
+    assert found["row"] == "k?"
+
+
 def test_a_score_is_written_as_a_number(build, run, documents):
     found = run(build(("stars",), "regression"), [{"text": text} for text in documents[:5]])
     assert list(found[0]) == ["row", "label"]

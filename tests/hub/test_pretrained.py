@@ -161,7 +161,9 @@ def test_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, tokenizer, wr
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before[written]) - 1, hard))
     try:
-        with pytest.raises(DiskError, match=r"/model: the model cannot be saved: .*File too large.*; make room"):
+        with pytest.raises(
+            DiskError, match=r"/model: the model cannot be saved: .*File too large.*; make room"
+        ):
             save_pretrained(folder, model, tokenizer, 32, "# New")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
