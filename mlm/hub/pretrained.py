@@ -261,8 +261,8 @@ def save_pretrained(
         (part / "README.md").write_text(f"{card.rstrip()}\n\n{check}\n", encoding="utf-8")
         _put_in_place(part, folder)
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DiskError(f"{folder}: the model cannot be saved: {reason}; make room there") from error
+        text = f"{folder}: the model cannot be saved: {getattr(error, 'strerror', None) or error}"
+        raise DiskError(f"{text}; make room there") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return folder
