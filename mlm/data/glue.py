@@ -282,7 +282,8 @@ def _read_rows(
     """
     try:
         content = io.BytesIO(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
-        lines = list(enumerate(split_lines(text_blocks(content, str(path), "utf-8")), 1))
+        blocks = text_blocks(content, str(path), "utf-8", advice="convert it: iconv -f {} -t utf-8")
+        lines = list(enumerate(split_lines(blocks), 1))
     except READ_ERRORS as error:
         raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
     rows = [(number, line.split("\t")) for number, line in lines if line.strip()]

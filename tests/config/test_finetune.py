@@ -165,6 +165,9 @@ def test_several_processes_are_refused(capsys, monkeypatch):
         (lambda: PredictConfig("m", "i", "o", batch_size=0), "batch_size=0 must be at least 1"),
         (lambda: PredictConfig("m", "i", "o", max_length=1), "max_length=1 must be at least 8"),
         (lambda: PredictConfig("m", "i", "o", encoding="klingon"), "encoding=klingon is no encoding"),
+        (lambda: PredictConfig("m", "i", "o", encoding="base64"), "encoding=base64 is no encoding"),
+        (lambda: LabelledConfig(encoding="rot13"), "data.encoding=rot13 is no encoding"),
+        (lambda: LabelledConfig(encoding="hex"), "data.encoding=hex is no encoding"),
     ],
 )
 def test_values_out_of_range(build, message):

@@ -16,7 +16,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from mlm.config.errors import InputError
 from mlm.config.finetune import LabelledConfig
-from mlm.data.labelled import Examples, hold_out, read_table, read_task
+from mlm.data.labelled import Examples, hold_out, read_table, read_task, read_texts
 from mlm.data.labels import class_weights, label_counts, sort_labels
 
 ROWS = [("quiet lane", "calm"), ("loud street", "noisy"), ("still pond", "calm"), ("market day", "busy")]
@@ -248,6 +248,19 @@ def test_test_file_with_nan_for_labels_is_only_predicted(write):
 def test_encoding_is_an_option(write):
     path = write("a.csv", "text,label\ncafé,1\nthé,0\n".encode("latin-1"))
     assert task(path, validation=path, encoding="latin-1").train.texts == ["café", "thé"]
+
+
+def test_bytes_of_another_encoding_name_the_option_that_there_is(write):
+    good, latin = write("good.csv", "text,label\na,1\nb,0\n"), "text,label\ncafé,1\nthé,0\n".encode("latin-1")
+    path, wide = write("a.csv", latin), write("b.csv", "text,label\na,1\n".encode("utf-16"))
+    both = {"train": good, "validation": good}
+    for files in ({"train": path}, both | {"validation": path}, both | {"test": path}):
+        assert "0xe9 is not valid utf-8; if it is latin-1, give --data.encoding latin-1" in refusal(**files)
+    assert "this is utf-16 and not utf-8; give --data.encoding utf-16" in refusal(wide)
+    lines = write("a.txt", latin)
+    for read in (lambda: read_table(path), lambda: read_texts(path, "text"), lambda: read_texts(lines, "")):
+        with pytest.raises(InputError, match="if it is latin-1, give --encoding latin-1"):
+            read()
 
 
 def test_many_labels_make_us_ask(write, caplog):
