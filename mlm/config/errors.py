@@ -10,6 +10,10 @@ class InputError(ValueError):
     """Configuration or data the user has to change; it names what, where, which value and what to do."""
 
 
+class DiskError(InputError):
+    """Something cannot be written: a full disk, a quota, no permission."""
+
+
 def require(holds: bool, field: str, value: object, rule: str) -> None:
     """Raise a one-line InputError naming field, value and rule unless the rule holds."""
     if not holds:

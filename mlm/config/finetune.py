@@ -76,14 +76,16 @@ def check_text_file(key: str, path: str) -> None:
 
 
 def check_encoding(key: str, encoding: str) -> None:
-    """Check that Python can decode it.
+    """Check that Python can decode it to text: base64, hex or rot13 are codecs, but no encodings of text.
 
     Raises:
         InputError: it cannot.
     """
     try:
-        codecs.lookup(encoding)
+        is_text = codecs.lookup(encoding)._is_text_encoding
     except (LookupError, ValueError):
+        is_text = False
+    if not is_text:
         raise InputError(f"{key}={encoding} is no encoding that Python knows; try utf-8 or latin-1") from None
 
 

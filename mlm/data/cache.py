@@ -79,7 +79,11 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that takes the final name on success and vanishes on failure."""
+    """Yield a temporary path that takes the final name on success and vanishes on failure.
+
+    A link stays one: what it points to is replaced.
+    """
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with disk_errors(path):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from mlm.config.evaluation import EvaluateConfig
 from mlm.config.model import ClassifierConfig
+from mlm.data.cache import replacing
 from mlm.data.labelled import Table, read_table
 from mlm.data.labels import label_array, label_ids, label_names, label_numbers
 from mlm.evaluation.metrics import class_table, counts_of_classes, task_metrics
@@ -49,7 +50,8 @@ def evaluate_classifier(config: EvaluateConfig) -> int:
             log.warning("only one class is predicted: %s", *named or ["none at all"])
         facts |= counts
     if config.output:
-        Path(config.output).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        with replacing(Path(config.output)) as unfinished:
+            unfinished.write_text(json.dumps(facts, indent=1), encoding="utf-8")
     return 0
 
 

@@ -257,4 +257,5 @@ def predict(config: PredictConfig) -> int:
 def _row_ids(table: Table, column: str | None) -> list[str]:
     if column is None:
         return [str(number) for number in range(1, len(table.rows) + 1)]
-    return ["" if value is None else str(value) for _, value in table.cells(column, "--id_column")]
+    ids = ("" if value is None else str(value) for _, value in table.cells(column, "--id_column"))
+    return [one.encode("utf-8", "replace").decode("utf-8") for one in ids]  # as the texts are read

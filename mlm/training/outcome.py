@@ -41,7 +41,7 @@ SAME_ANSWER: dict[LabelType, str] = {
 }
 """Why a run taught the model nothing, by the type of the labels."""
 MAX_SHOWN_CLASSES = 20
-"""With more classes, the table by class stays in summary.json."""
+"""With more classes, the table by class stays in summary.json, and there is no confusion matrix."""
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
         summary["selection_metrics"] = outcome.kept.metrics
     if task.label_type != "regression":
         summary |= counts_of_classes(task.labels, examples.labels, logits)
-    if task.label_type == "classification":
+    if task.label_type == "classification" and len(task.labels) <= MAX_SHOWN_CLASSES:
         summary["confusion"] = outcome.confusion().tolist()
     if prepared.test:
         summary |= predict_test(config, folder, task, prepared.test, model)
@@ -219,7 +219,7 @@ def draw(outcome: Outcome, summary: dict[str, Any], loggers: Sequence[Logger]) -
     plots = outcome.folder / "plots"
     plot_epochs(outcome.history, plots / "epochs.png")
     labels = summary.get("labels", [])
-    if "confusion" in summary and len(labels) <= MAX_SHOWN_CLASSES:
+    if "confusion" in summary:
         plot_confusion(np.array(summary["confusion"]), labels, plots / "confusion.png")
         rows = zip(labels, summary["confusion"], strict=True)
         track_table(loggers, "confusion", ["class", *labels], [[label, *row] for label, row in rows])
@@ -248,7 +248,7 @@ def warn_of_one_class(summary: dict[str, Any]) -> None:
         text += "the epochs too few, or the encoder hardly trained"
         log.warning(text, *(("only one class is", f": {named[0]}") if named else ("no label is ever", "")))
     there = [label for label, count in summary["examples_counts"].items() if count]
-    if len(there) == 1 and "confusion" in summary:
+    if len(there) == 1 and summary["label_type"] == "classification":
         text = "all validation examples are of one class, %s: correlations are 0 there by definition"
         log.warning(text, there[0])
 

@@ -17,10 +17,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from mlm.config.errors import InputError
+from mlm.config.errors import DiskError, InputError
 from mlm.config.experiment import PretrainConfig
 from mlm.config.launch import is_first_process
 from mlm.config.model import ModelConfig
@@ -302,7 +301,7 @@ def what_is_not_saved_is_told(
     """Save what is saved inside even where the last checkpoint could not be, then say what failed."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, DiskError) as error:
         failure = failure or error
     if failure:
         raise InputError(

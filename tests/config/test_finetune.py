@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mlm.config.data import CorpusConfig, SourceConfig
 from mlm.config.errors import InputError
 from mlm.config.evaluation import EvaluateConfig, PredictConfig
 from mlm.config.files import config_folder
@@ -203,6 +204,9 @@ def test_several_processes_are_refused(capsys, monkeypatch):
         (lambda: PredictConfig("m", "i", "o", batch_size=0), "batch_size=0 must be at least 1"),
         (lambda: PredictConfig("m", "i", "o", max_length=1), "max_length=1 must be at least 8"),
         (lambda: PredictConfig("m", "i", "o", encoding="klingon"), "encoding=klingon is no encoding"),
+        (lambda: PredictConfig("m", "i", "o", encoding="base64"), "encoding=base64 is no encoding"),
+        (lambda: LabelledConfig(encoding="rot13"), "data.encoding=rot13 is no encoding"),
+        (lambda: LabelledConfig(encoding="hex"), "data.encoding=hex is no encoding"),
     ],
 )
 def test_values_out_of_range(build, message):
@@ -219,6 +223,13 @@ def test_prediction_checks_its_files():
     with pytest.raises(InputError, match=r"output=no/out.csv cannot be written: there is no folder .*/no"):
         PredictConfig(model, "in.csv", "no/out.csv").check_files()
     PredictConfig(model, "in.csv", "out.csv").check_files()
+    for config in (
+        PredictConfig(model, "in.csv", "./in.csv"),
+        EvaluateConfig(model, "in.csv", output="./in.csv"),
+        EvaluateConfig(model, data=CorpusConfig(sources=[SourceConfig("*.csv")]), output="./in.csv"),
+    ):
+        with pytest.raises(InputError, match=r"output=\./in\.csv is what is read \(in\.csv\), which"):
+            config.check_files()
 
 
 def test_groups_have_their_own_defaults_from_the_command_line_too():

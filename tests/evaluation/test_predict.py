@@ -86,6 +86,25 @@ def test_labels_and_probabilities_are_the_stock_class_s(build, run, documents, s
         )
 
 
+def test_classes_that_differ_in_capitals_only_are_told_apart(build, run, documents):
+    folder = build(("Yes", "yes", "no"))
+    found = run(folder, [{"text": text} for text in documents[:30]])
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    inputs = tokenizer(documents[:30], return_tensors="pt", truncation=True, padding=True)
+    with torch.no_grad():
+        said = [model.config.id2label[best] for best in model(**inputs).logits.argmax(-1).tolist()]
+    assert [row["label"] for row in found] == said
+    assert {"Yes", "yes"} <= set(said)
+
+
+def test_half_a_surrogate_pair_in_an_id_is_replaced_as_in_texts(build, run):
+    (found,) = run(build(), [{"text": "a lamp \ud800", "key": "k\ud800"}], id_column="key")
+    assert found["row"] == "k?"
+
+
 def test_a_score_is_written_as_a_number(build, run, documents):
     found = run(build(("stars",), "regression"), [{"text": text} for text in documents[:5]])
     assert list(found[0]) == ["row", "label"]
