@@ -244,6 +244,8 @@ class ClassifierConfig:
     """Whether the outputs are logits of classes, of which one holds or any number do, or one score."""
     dropout: float = 0.1
     """Dropout before the last layer, in [0, 1)."""
+    text_pairs: bool | None = None
+    """Whether it was trained on pairs of texts; None: the folder does not say."""
 
     def __post_init__(self) -> None:
         labels, found = list(self.labels), len(self.labels)

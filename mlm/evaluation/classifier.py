@@ -16,7 +16,7 @@ from mlm.data.cache import replacing
 from mlm.data.labelled import Table, read_table
 from mlm.data.labels import label_array, label_ids, label_names, label_numbers
 from mlm.evaluation.metrics import class_table, counts_of_classes, task_metrics
-from mlm.evaluation.predict import read_examples, say, tell_truncated
+from mlm.evaluation.predict import check_pairs, read_examples, say, tell_truncated
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_classifier
 
@@ -33,6 +33,7 @@ def evaluate_classifier(config: EvaluateConfig) -> int:
     examples = read_examples(table, config.text_column, config.text_pair_column)
     folder = model_folder(config.model)
     classifier = load_classifier(folder).classifier_config
+    check_pairs(classifier, config.text_pair_column)
     labels = labels_of_model(table, config, classifier)  # a mistake in them is told before hours of work
     said = say(folder, examples, config.max_length, config.batch_size)
     if said is None:

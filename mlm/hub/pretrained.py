@@ -189,6 +189,12 @@ def _fill(
     return missing
 
 
+def read_classifier_config(folder: str | Path) -> ClassifierConfig | None:
+    """Return what the head of a model folder is for; None: it holds no classifier."""
+    family, _, written = _read_config(model_folder(folder))
+    return family.read_classifier(written) if _names_classifier(family, written) else None
+
+
 def read_shape(folder: str | Path) -> ModelConfig:
     """Return the shape and switches of the encoder in a model folder, whose weights are not looked at."""
     return _read_config(model_folder(folder))[1]

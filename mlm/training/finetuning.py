@@ -240,7 +240,8 @@ def choose_tokenizer(config: FinetuneConfig) -> Tokenizer:
 def build_model(config: FinetuneConfig, task: LabelledTask, tokenizer: Tokenizer) -> SequenceClassifier:
     """Load the encoder and put a head for the task on it; the seed decides what is new in it."""
     torch.manual_seed(config.seed)
-    head = ClassifierConfig(task.labels, task.label_type, config.head.dropout)
+    has_pairs = task.train.pairs is not None
+    head = ClassifierConfig(task.labels, task.label_type, config.head.dropout, has_pairs)
     if config.model == SCRATCH:
         shape = scratch_shape(config, tokenizer)
         model = SequenceClassifier(replace(shape, pooling=config.head.pooling or shape.pooling), head)

@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from mlm.config.errors import InputError
 from mlm.config.evaluation import PredictConfig
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.evaluation.predict import predict
+from mlm.evaluation.predict import check_pairs, predict
 from mlm.hub.pretrained import save_pretrained
 from mlm.model.heads import SequenceClassifier
 
@@ -211,3 +211,22 @@ def test_model_without_a_classifier_is_refused(model_folder, run):
         InputError, match="holds no classifier but ModernBertForMaskedLM; mlm finetune makes one"
     ):
         run(str(model_folder), [{"text": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "column", "message"),
+    [
+        (True, None, "text_pair_column=null, but the model was trained on pairs of texts"),
+        (False, "b", "text_pair_column=b, but the model was trained on single texts"),
+        (True, "b", None),
+        (None, "b", None),
+        (None, None, None),
+    ],
+)
+def test_a_model_gets_as_many_texts_as_it_was_trained_on(trained_on, column, message):
+    classifier = ClassifierConfig(("no", "yes"), text_pairs=trained_on)
+    if message is None:
+        check_pairs(classifier, column)
+        return
+    with pytest.raises(InputError, match=message):
+        check_pairs(classifier, column)
