@@ -51,7 +51,7 @@ def evaluate_classifier(config: EvaluateConfig) -> int:
             log.warning("only one class is predicted: %s", *named or ["none at all"])
         facts |= counts
     if config.output:
-        with replacing(Path(config.output)) as unfinished:
+        with replacing(Path(config.output), "place") as unfinished:
             unfinished.write_text(json.dumps(facts, indent=1), encoding="utf-8")
     return 0
 

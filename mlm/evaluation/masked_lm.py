@@ -122,6 +122,6 @@ def evaluate(config: EvaluateConfig) -> int:
     for name, value in facts.items():
         print(f"{name:16} {value:,.4f}" if isinstance(value, float) else f"{name:16} {value:,}")
     if config.output:
-        with replacing(Path(config.output)) as unfinished:
+        with replacing(Path(config.output), "place") as unfinished:
             unfinished.write_text(json.dumps(facts, indent=1), encoding="utf-8")
     return 0

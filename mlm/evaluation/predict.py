@@ -103,7 +103,7 @@ def write_predictions(
         chances, labels = sigmoid(logits), joined_labels(classifier.labels, logits > 0, separator)
     else:
         chances, labels = softmax(logits), [classifier.labels[best] for best in logits.argmax(1)]
-    with replacing(path) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
+    with replacing(path, "place") as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["row", "label", *names])
         for row, label, shares in zip(ids, labels, chances, strict=True):

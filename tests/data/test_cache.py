@@ -71,6 +71,11 @@ def test_disk_errors_are_one_line_and_others_pass(tmp_path: Path) -> None:
     message = r"file: cannot be written: No space left .* free there.*cache_dir"
     with pytest.raises(InputError, match=message), disk_errors(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with (
+        pytest.raises(InputError, match=r"make room, or name another place$"),
+        replacing(tmp_path / "a", "place"),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(ConnectionResetError), disk_errors(path):
         raise ConnectionResetError
 
