@@ -247,10 +247,10 @@ def check_pairs(classifier: ClassifierConfig | None, text_pair_column: str | Non
     """
     pairs = classifier.text_pairs if classifier else None
     alone = bool(pairs) and text_pair_column is None
-    hint = "but the model was trained on pairs of texts; name the column of the second"
+    hint = "leaves a text out: the model was trained on pairs; name the column of the second"
     require(not alone, "text_pair_column", "null", hint)
     needless = pairs is False and text_pair_column is not None
-    require(not needless, "text_pair_column", text_pair_column, "but the model was trained on single texts")
+    require(not needless, "text_pair_column", text_pair_column, "is one too many: the model was trained on single texts")
 
 
 def predict(config: PredictConfig) -> int:

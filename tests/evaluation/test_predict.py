@@ -216,8 +216,8 @@ def test_model_without_a_classifier_is_refused(model_folder, run):
 @pytest.mark.parametrize(
     ("trained_on", "column", "message"),
     [
-        (True, None, "text_pair_column=null, but the model was trained on pairs of texts"),
-        (False, "b", "text_pair_column=b, but the model was trained on single texts"),
+        (True, None, "text_pair_column=null leaves a text out: the model was trained on pairs"),
+        (False, "b", "text_pair_column=b is one too many: the model was trained on single texts"),
         (True, "b", None),
         (None, "b", None),
         (None, None, None),
