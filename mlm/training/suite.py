@@ -20,7 +20,8 @@ from mlm.config.errors import InputError
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.glue import DIAGNOSTIC, FROM_MNLI, GLUE_TASKS, MNLI, Point
 from mlm.config.suite import OWN_DATA, at_point, is_suite, points, units
-from mlm.data.glue import check_parts, submitted_parts
+from mlm.data.glue import check_parts, submitted_parts, warn_of_sizes
+from mlm.data.glue_sizes import odd_size
 from mlm.evaluation.glue_table import summarize, to_markdown
 from mlm.evaluation.submission import answer, answer_table, write_submission
 from mlm.training.devices import run_on_devices, visible_devices
@@ -178,6 +179,8 @@ def run_suite(config: FinetuneConfig) -> int:
     if config.submit and (missing := [task for task in GLUE_TASKS if task not in config.task]):
         raise InputError(f"submit=true: the server wants all tasks; add {', '.join(missing)} to --task")
     top = Path(config.runs_dir, str(config.name))
+    for task in config.task:
+        warn_of_sizes(task, config.glue_dir, with_test=config.submit)
     with run_folder(replace(config, resume=top.exists())) as folder:
         keep_config(config, folder)
         runs = units(config)
@@ -282,6 +285,8 @@ def report(config: FinetuneConfig, folder: Path, runs: Sequence[FinetuneConfig])
     print(f"picture         {folder / 'plots' / 'glue.png'}")
     if config.submit:
         print(f"submission      {result['submission']['file']}")
+        if result["submission"]["refused"]:
+            log.warning("the server will refuse it: %s", ", ".join(result["submission"]["refused"]))
 
 
 def submit(config: FinetuneConfig, folder: Path, summaries: dict[str, list[Json]]) -> Json:
@@ -297,7 +302,10 @@ def submit(config: FinetuneConfig, folder: Path, summaries: dict[str, list[Json]
     for task, model in models.items():
         answers |= answers_of(config, task, model)
     write_submission(folder / "submission.zip", answers)
-    return {"file": str(folder / "submission.zip"), "models": models}
+    parts = {name: (task, part) for task in models for part, name in submitted_parts(task).items()}
+    odd = {name: odd_size(*parts[name], len(given)) for name, given in answers.items()}
+    refused = [f"{name} answers {what}" for name, what in odd.items() if what]
+    return {"file": str(folder / "submission.zip"), "models": models, "refused": refused}
 
 
 def track(config: FinetuneConfig, folder: Path, result: Json) -> None:

@@ -88,7 +88,7 @@ def without_times(summary):
     }
 
 
-def test_all_tasks_leave_runs_table_picture_and_submission(tiny, glue_dir, capsys):
+def test_all_tasks_leave_runs_table_picture_and_submission(tiny, glue_dir, capsys, caplog):
     config = tiny("all", submit=True)
     assert finetune_all(config) == 0
     folder = folder_of(config)
@@ -114,6 +114,12 @@ def test_all_tasks_leave_runs_table_picture_and_submission(tiny, glue_dir, capsy
     model = str(folder / "mnli" / "seed-0" / "model")
     expected = answer(model, "ax", "diagnostic", str(glue_dir), 32, 4)
     assert [line.split("\t")[1] for line in ours.splitlines()[1:]] == expected
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any(
+        text.endswith("QQP has 5 of 390,965 rows of test; the server refuses that") for text in warnings
+    )
+    assert "QQP answers 5 of 390,965 rows of test" in warnings[-1]
+    assert warnings[-1].startswith("the server will refuse it: ")
 
 
 def test_single_run_of_mnli_scores_both_sets_and_is_no_suite(tiny):
@@ -180,6 +186,7 @@ def test_grid_is_decided_by_what_is_asked_for(tiny, selection, capsys):
         (1e-9, 6),
     ]
     assert (summary["num_train_examples"] < 24) == (selection == "holdout")
+    assert summary["validation_examples"] == "12 of 277 rows of dev"
     assert summary["num_validation_examples"] == 12
     where = "a part held out of train" if selection == "holdout" else "the very examples reported: optimistic"
     assert summary["selection"] == f"best of 3 settings by accuracy on {where}"
