@@ -171,6 +171,7 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
         "max_length": prepared.max_length,
         "truncated_fraction": prepared.truncated_fraction,
         "init": config.model,
+        "num_encoder_parameters": sum(weight.numel() for weight in model.encoder.parameters()),
         "has_pairs": task.train.pairs is not None,
     }
     if is_split:

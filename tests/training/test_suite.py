@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import zipfile
 from pathlib import Path
@@ -303,6 +304,9 @@ def test_fewer_training_examples_are_the_same_ones_for_every_seed(tiny):
     finetune_all(config)
     for seed in (1, 2):
         assert read(folder_of(config) / "rte" / f"seed-{seed}" / "summary.json")["num_train_examples"] == 10
+    text = (folder_of(config) / "glue.md").read_text()
+    assert "**Trained on 10 examples only (data.max_train_examples): rte.**" in text
+    assert "**Not the official dev sets: rte 12 of 277 rows of dev.**" in text
 
 
 def test_what_is_missing_is_told_before_anything_is_trained(tiny, glue_dir):
@@ -324,8 +328,15 @@ def test_several_seeds_of_own_data(tiny, tmp_path):
     (tmp_path / "own.csv").write_text("\n".join(["text,label", *rows]))
     config = tiny(seeds=[1, 2], data={"train": str(tmp_path / "own.csv")})
     finetune_all(config)
-    facts = read(folder_of(config) / "glue.json")["tasks"]["own-data"]
-    assert facts["metrics"]["accuracy"]["n"] == 2
+    folder = folder_of(config)
+    report = read(folder / "seeds.json")
+    assert report["tasks"]["own.csv"]["metrics"]["accuracy"]["n"] == 2
+    assert report["averages"] == {}
+    text = (folder / "seeds.md").read_text()
+    assert text.startswith("# own.csv\n")
+    assert not re.search("GLUE|average|dev set|every task", text)
+    assert (folder / "plots" / "seeds.png").exists()
+    assert not list(folder.rglob("glue.*"))
 
 
 def test_seeds_share_the_tokenized_examples_and_another_suite_reads_its_files_anew(tiny, tmp_path, caplog):
