@@ -14,12 +14,12 @@ def to_markdown(report: Json) -> str:
     """Return the report as Markdown tables, scores times 100.
 
     Args:
-        report: what `summarize` gives, with `name`, `model`, `protocol` and `settings`; `settings` has
+        report: what `summarize` gives, with `title`, `model`, `protocol` and `settings`; `settings` has
             `common` and, for each task, `tasks`, in plain values.
     """
     tasks, settings = report["tasks"], report["settings"]
     lines = [
-        f"# {report['name']}",
+        f"# {report['title']}",
         "",
         f"Started from {report['model']}. Scores times 100. {report['protocol']}",
         *_reservations(tasks, settings),

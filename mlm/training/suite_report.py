@@ -47,7 +47,8 @@ def write_report(
     """
     stem = stem_of(config)
     result: Json = {
-        "name": config.name if config.task else next(iter(runs)),
+        "name": config.name,
+        "title": config.name if config.task else next(iter(runs)),
         "model": config.model,
         "protocol": protocol(config),
         "settings": settings_of(config, units, runs),

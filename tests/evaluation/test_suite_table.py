@@ -39,7 +39,7 @@ def table(runs, common=None, tasks=None):
         "common": {"model": "runs/one/model", "parameters of the encoder": 1234567, **(common or {})},
         "tasks": tasks or {task: {"optimizer.lr": 3e-4, "seeds": [1, 1000]} for task in runs},
     }
-    head = {"name": "suite", "model": "runs/one/model", "protocol": "Runs.", "settings": settings}
+    head = {"title": "suite", "model": "runs/one/model", "protocol": "Runs.", "settings": settings}
     return to_markdown(json.loads(json.dumps(head | summarize(runs))))
 
 
