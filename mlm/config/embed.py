@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from mlm.config.errors import require
 from mlm.config.experiment import check_model_folder
+from mlm.config.files import check_output
 from mlm.config.finetune import check_encoding, check_text_file
 
 
@@ -49,7 +49,5 @@ class EmbedConfig:
         """Check that model and input are there, and a folder for the output."""
         check_model_folder("model", self.model)
         check_text_file("input", self.input)
-        folder = Path(self.output).absolute().parent
-        require(folder.is_dir(), "output", self.output, f"cannot be written: there is no folder {folder}")
         require(self.output.endswith(".npy"), "output", self.output, "must end in .npy, the format it has")
-        require(not Path(self.output).is_dir(), "output", self.output, "is a folder; name a file")
+        check_output("output", self.output, self.input)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from mlm.config.data import CorpusConfig, MaskingConfig, check_sources
-from mlm.config.errors import InputError, require
+from mlm.config.errors import require
 from mlm.config.experiment import check_model_folder
+from mlm.config.files import check_output
 from mlm.config.finetune import check_encoding, check_separator, check_text_file
 from mlm.config.launch import launched
 
@@ -70,14 +71,15 @@ class EvaluateConfig:
     def check_files(self) -> None:
         """Check that the model and the text are there, and a place for the figures."""
         check_model_folder("model", self.model)
-        if self.output is not None and not Path(self.output).absolute().parent.is_dir():
-            raise InputError(f"output={self.output} is in a folder that does not exist; make it first")
-        is_folder = self.output is not None and Path(self.output).is_dir()
-        require(not is_folder, "output", self.output, "is a folder; name a file")
         if self.input is None:
             check_sources(self.data.sources)
+            names = [source.path for source in self.data.sources]
+            inputs = names + [file for name in names for file in glob.glob(name, recursive=True)]
         else:
             check_text_file("input", self.input)
+            inputs = [self.input]
+        if self.output is not None:
+            check_output("output", self.output, *inputs)
 
 
 @dataclass
@@ -119,8 +121,7 @@ class PredictConfig:
         """Check that model and input are there, and a folder for the output."""
         check_model_folder("model", self.model)
         check_text_file("input", self.input)
-        folder = Path(self.output).absolute().parent
-        require(folder.is_dir(), "output", self.output, f"cannot be written: there is no folder {folder}")
+        check_output("output", self.output, self.input)
         launch = launched()
         if launch is not None:
             hint = "does not divide a file; start the processes with torchrun, or give --devices"

@@ -8,13 +8,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
 import yaml
 
-from mlm.config.errors import InputError
+from mlm.config.errors import InputError, require
 
 Tree: TypeAlias = "str | list[Tree] | dict[str, Tree] | None"
 """What a piece of YAML says, every scalar as the text that was written; None: null or nothing."""
@@ -30,6 +31,33 @@ def config_folder() -> Path:
 def shipped_names(kind: str) -> list[str]:
     """Return the stems of the shipped files in the sub-folder `kind`."""
     return sorted(path.stem for path in (config_folder() / kind).glob("*.yaml"))
+
+
+def check_output(key: str, path: str, *inputs: str) -> None:
+    """Check, before any work, that a file can be written, and that nothing is lost by it.
+
+    Args:
+        key: the option, for messages.
+        path: the file; of a link, what it points to counts.
+        inputs: files that are read, and folders in which files are.
+
+    Raises:
+        InputError: a folder, a device, a pipe or an input has that name, or nothing can be written there.
+    """
+    file = Path(os.path.realpath(path))
+    try:
+        require(file.parent.is_dir(), key, path, f"cannot be written: there is no folder {file.parent}")
+        require(not file.is_dir(), key, path, "is a folder; name a file")
+        is_there = file.exists()
+        require(not is_there or file.is_file(), key, path, "is a device or a pipe; name a file")
+        for name in filter(os.path.exists, inputs if is_there else ()):
+            is_input = os.path.samefile(name, file) or Path(os.path.realpath(name)) in file.parents
+            require(not is_input, key, path, f"is what is read ({name}), which would be lost; name another")
+        trial = file.with_name(f".{file.name}.{os.getpid()}")
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise InputError(f"{key}={path} cannot be written: {error.strerror}; name another place") from None
 
 
 def find_config(name: str, kind: str, relative_to: Path | None = None) -> Path:

@@ -14,17 +14,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from mlm.config.errors import InputError, require
+from mlm.config.errors import InputError, require, require_defaults
 from mlm.config.experiment import RunConfig, check_model_folder, is_hub_name
 from mlm.config.files import find_config
-from mlm.config.glue import FROM_MNLI, MNLI, SCORES, Selection, TaskRecipe, check_tasks
+from mlm.config.glue import (
+    FROM_MNLI,
+    GLUE_TASKS,
+    MNLI,
+    SCORES,
+    Selection,
+    TaskRecipe,
+    check_seeds,
+    check_tasks,
+)
 from mlm.config.model import LabelType, Pooling
-from mlm.config.suite import check_same, goes_on
+from mlm.config.suite import check_data, check_recipes, check_same, goes_on, is_unbegun
 from mlm.config.training import LoggingConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
 
 
-def newest_pretrained_model(runs_dir: str) -> str:
+def newest_pretrained_model(runs_dir: str, key: str = "model") -> str:
     """Return the model folder of the pretraining run that finished last.
+
+    Args:
+        runs_dir: the folder of the run folders.
+        key: what it is for, which nobody gave.
 
     Raises:
         InputError: there is none; says what makes one.
@@ -32,8 +45,8 @@ def newest_pretrained_model(runs_dir: str) -> str:
     finished = [path for path in Path(runs_dir).glob("*/summary.json") if _is_pretraining(path)]
     if not finished:
         raise InputError(
-            f"model=null: {runs_dir} holds no finished pretraining run; run train.py first, "
-            "or name a model folder with --model"
+            f"{key}=null: {runs_dir} holds no finished pretraining run; run train.py first, "
+            f"or name a model folder with --{key}"
         )
     return str(max(finished, key=lambda path: path.stat().st_mtime_ns).parent / "model")
 
@@ -63,14 +76,16 @@ def check_text_file(key: str, path: str) -> None:
 
 
 def check_encoding(key: str, encoding: str) -> None:
-    """Check that Python can decode it.
+    """Check that Python can decode it to text: base64, hex or rot13 are codecs, but no encodings of text.
 
     Raises:
         InputError: it cannot.
     """
     try:
-        codecs.lookup(encoding)
+        is_text = codecs.lookup(encoding)._is_text_encoding
     except (LookupError, ValueError):
+        is_text = False
+    if not is_text:
         raise InputError(f"{key}={encoding} is no encoding that Python knows; try utf-8 or latin-1") from None
 
 
@@ -134,6 +149,13 @@ class LabelledConfig:
                 check_text_file(f"data.{name}", getattr(self, name))
 
 
+OF_OWN_FILES = (
+    *("text_column", "text_pair_column", "label_column"),
+    *("label_type", "label_separator", "encoding"),
+)
+"""What is said of one's own files, and of no others."""
+
+
 @dataclass
 class HeadConfig:
     """What is put on the encoder."""
@@ -153,6 +175,8 @@ class HeadConfig:
             require(0 <= value < 1, f"head.{name}", value, "must lie in [0, 1)")
         for entry in self.class_weights if isinstance(self.class_weights, list) else []:
             require(is_weight(entry), "head.class_weights", entry, "must be label=weight, the weight above 0")
+            same = [other for other in self.class_weights or [] if _label(other) == _label(entry)]
+            require(len(same) == 1, "head.class_weights", ",".join(same), "weighs one class twice; keep one")
 
     def check_labels(self, label_type: LabelType) -> None:
         """Check that what is asked for has a meaning for labels of this kind.
@@ -169,11 +193,14 @@ class HeadConfig:
 
 def is_weight(entry: str) -> bool:
     """Tell whether a text is a label, an equals sign, and a number above 0."""
-    label, _, weight = entry.rpartition("=")
     try:
-        return bool(label) and 0 < float(weight) < math.inf
+        return bool(_label(entry)) and 0 < float(entry.rpartition("=")[2]) < math.inf
     except ValueError:
         return False
+
+
+def _label(entry: str) -> str:
+    return entry.rpartition("=")[0]
 
 
 @dataclass
@@ -312,23 +339,40 @@ class FinetuneConfig(RunConfig):
         self.head.check_labels("regression" if SCORES in self.task else self.data.label_type)
         both = bool(self.task and self.data.train)
         require(not both, "task", tasks, f"and data.train={self.data.train} are two tasks; give one of them")
-        for name in ("glue_dir", "submit"):
-            needless = bool(getattr(self, name)) and not self.task
-            require(not needless, name, getattr(self, name), "is about GLUE; name its tasks with --task")
-        for name in ("model_config", "tokenizer"):
-            needless = getattr(self, name) is not None and self.model != SCRATCH
-            require(not needless, name, getattr(self, name), "is about random weights; give --model scratch")
+        self._check_needless()
         wanting = self.start_from_mnli and MNLI not in self.task and bool(set(FROM_MNLI) & set(self.task))
         require(
             not wanting, "start_from_mnli", "true", f"with task={tasks} needs mnli too; add it, or set false"
         )
-        for name in ("task", "seeds"):
-            values = getattr(self, name)
-            require(len(set(values)) == len(values), name, values, "names one twice")
-        require(min(self.seeds, default=0) >= 0, "seeds", self.seeds, "must be at least 0")
+        missing = ", ".join(task for task in GLUE_TASKS if task not in self.task)
+        whole = not (self.submit and missing)
+        require(whole, "submit", "true", f"is for the server, which wants all tasks; add {missing} to --task")
+        check_seeds("seeds", self.seeds)
+        entries = [recipe.task for recipe in self.recipes]
+        for task in entries:
+            require(entries.count(task) == 1, "recipes: task", task, "has two entries; make them one")
+
+    def _check_needless(self) -> None:
+        """Refuse what would be ignored."""
+        if not self.task:
+            hint = "is about GLUE; name its tasks with --task"
+            require_defaults(self, ("glue_dir", "submit", "selection"), hint)
+        if self.model != SCRATCH:
+            hint = "is about random weights; give --model scratch"
+            require_defaults(self, ("model_config", "tokenizer"), hint)
+        if not self.data.train:
+            fix = "GLUE's are known; leave it out" if self.task else "name them with --data.train"
+            require_defaults(self.data, OF_OWN_FILES, f"is about files of your own; {fix}", "data.")
 
     def prefer_flags(self, flags: set[str]) -> None:
-        """Let what stands on the command line win over the recipes of a file."""
+        """Let what stands on the command line win over the recipes of a file.
+
+        Of a file `start_from_mnli` says how those tasks are trained that are asked for; typed, it wants one.
+        """
+        wanted = "start_from_mnli" in flags and self.start_from_mnli
+        serves = not wanted or bool(set(FROM_MNLI) & set(self.task))
+        hint = f"is about {', '.join(FROM_MNLI)}; name one of them with --task, or leave it out"
+        require(serves, "start_from_mnli", "true", hint)
         for recipe in self.recipes:
             recipe.without(flags)
 
@@ -344,18 +388,20 @@ class FinetuneConfig(RunConfig):
         self.data.check_files()
         is_there = self.glue_dir is None or Path(self.glue_dir).is_dir()
         require(is_there, "glue_dir", self.glue_dir, f"is no folder; looked in {os.getcwd()}")
-        started = Path(self.runs_dir, self.name or "", "config.yaml")
-        if goes_on(self) and started.exists():
-            check_same(self, started)
-        else:
+        check_recipes(self)
+        folder = Path(self.runs_dir, self.name or "")
+        if goes_on(self) and (folder / "config.yaml").exists():
+            check_same(self, folder)
+            check_data(self, folder)
+        elif not goes_on(self) or not is_unbegun(folder):
             self.check_run()
 
     def _check_scratch(self) -> None:
-        self.model_config = self.model_config or newest_pretrained_model(self.runs_dir)
+        self.model_config = self.model_config or newest_pretrained_model(self.runs_dir, "model_config")
         if not is_model(self.model_config):
             find_config(self.model_config, "model")
         if self.tokenizer is None:
-            of_model = is_model(self.model_config)
-            self.tokenizer = self.model_config if of_model else newest_pretrained_model(self.runs_dir)
+            shape, runs = self.model_config, self.runs_dir
+            self.tokenizer = shape if is_model(shape) else newest_pretrained_model(runs, "tokenizer")
         there = is_hub_name(self.tokenizer) or Path(self.tokenizer).exists()
         require(there, "tokenizer", self.tokenizer, f"is neither file nor folder; looked in {os.getcwd()}")

@@ -53,6 +53,9 @@ class TaskRecipe:
         require(not both, "recipes: step_decay", self.step_decay, "stands beside weight_decay; keep one")
         alone = bool(self.step_decay and not self.lr)
         require(not alone, "recipes: step_decay", self.step_decay, "needs lr in the same entry")
+        divides = not self.step_decay or all(rate > 0 for rate in self.lr)
+        require(divides, "recipes: lr", self.lr, "must be above 0: step_decay is divided by it")
+        check_seeds(f"recipes: task={self.task}: seeds", self.seeds)
 
     def without(self, keys: set[str]) -> None:
         """Leave to the command line what it gives: forget the values of these dotted keys."""
@@ -87,13 +90,28 @@ _KEYS = {
 }
 
 
+def check_seeds(key: str, seeds: list[int]) -> None:
+    """Check that every seed is a run of its own: a mean over the same run twice would look certain.
+
+    Raises:
+        InputError: a seed is below 0, or stands twice.
+    """
+    require(len(set(seeds)) == len(seeds), key, seeds, "names one twice")
+    require(min(seeds, default=0) >= 0, key, seeds, "must be at least 0")
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a task without the marks of its other spellings: SST-2 is sst2."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
 def check_tasks(tasks: list[str]) -> list[str]:
     """Return the tasks asked for, `all` spelt out.
 
     Raises:
         InputError: an unknown task, one that is named twice, or the diagnostic set without MNLI.
     """
-    tasks = [name.lower().replace("-", "").replace("_", "") for name in tasks]
+    tasks = [plain_name(name) for name in tasks]
     if "all" in tasks:
         require(len(tasks) == 1, "task", ",".join(tasks), "names all tasks and one of them; keep all")
         return list(GLUE_TASKS)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -243,15 +244,26 @@ class ClassifierConfig:
     """Whether the outputs are logits of classes, of which one holds or any number do, or one score."""
     dropout: float = 0.1
     """Dropout before the last layer, in [0, 1)."""
+    text_pairs: bool | None = None
+    """Whether it was trained on pairs of texts; None: the folder does not say."""
 
     def __post_init__(self) -> None:
         labels, found = list(self.labels), len(self.labels)
         require(len(set(labels)) == found > 0, "labels", labels, "must be distinct names")
+        for label in labels:
+            writable = not re.search("[\ud800-\udfff]", label)
+            require(writable, "labels", [label], "has half a surrogate pair in it, which no file can hold")
         require(self.label_type != "regression" or found == 1, "labels", labels, "must be one for a score")
         require(0 <= self.dropout < 1, "classifier_dropout", self.dropout, "must lie in [0, 1)")
 
     def order_of(self, labels: tuple[str, ...]) -> list[int] | None:
-        """Return the ids that these names have here, however they are capitalised; None: they are others."""
-        ids = {label.lower(): number for number, label in enumerate(self.labels)}
-        wanted = [label.lower() for label in labels]
-        return [ids[label] for label in wanted] if set(wanted) == ids.keys() else None
+        """Return the ids that these names have here; None: they are others.
+
+        Capitals are looked past only where no name is lost by it: a model may tell Yes from yes.
+        """
+        own, wanted = list(self.labels), list(labels)
+        if set(own) != set(wanted):
+            own, wanted = ([label.lower() for label in names] for names in (own, wanted))
+        ids = {label: number for number, label in enumerate(own)}
+        same = ids.keys() == set(wanted) and len(ids) == len(own) == len(wanted)
+        return [ids[label] for label in wanted] if same else None

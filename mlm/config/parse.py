@@ -64,9 +64,8 @@ def parse_config(
             stored = stored or _branched_keys(given | flags, keys)
             given, flags = stored | given, flags | settled
         given |= flags
-        values = _typed_values(given, keys)
         with _located(given):
-            config: C = _build(cls, values)
+            config: C = _build(cls, _typed_values(given, keys))
             if hasattr(config, "prefer_flags"):
                 config.prefer_flags(set(flags))
             if isinstance(config, RunConfig):
@@ -157,6 +156,15 @@ def to_plain(config: Any) -> Any:
     if isinstance(config, list | tuple):
         return [_plain_entry(entry) if is_dataclass(entry) else to_plain(entry) for entry in config]
     return config
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested configuration of plain types as one table from dotted key to value."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        key = f"{prefix}{name}"
+        flat |= flatten(value, f"{key}.") if isinstance(value, dict) else {key: value}
+    return flat
 
 
 def _resumed_keys(

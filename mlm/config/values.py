@@ -102,7 +102,8 @@ def _convert(value: Tree, annotation: Any, where: str) -> Any:
         if origin is tuple and len(entries) != len(args):
             raise ValueError
         types = args if origin is tuple else args * len(entries)
-        return origin(_convert(entry, type_, where) for entry, type_ in zip(entries, types, strict=True))
+        read = convert if origin is list else _convert  # of a list the entry is named, of a pair the whole
+        return origin(read(entry, type_, where) for entry, type_ in zip(entries, types, strict=True))
     if is_dataclass(origin):
         return _entry(value, origin, where)
     if not isinstance(value, str):

@@ -32,6 +32,8 @@ PARTIAL = ".partial"
 USED = "used"
 """File in a store or vocabulary whose time says when it was used last."""
 DAY_S = 86_400
+CACHE_PLACE = "disk with --data.cache_dir"
+"""What to name instead of a disk that is full; a file that the user named has its own place."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 log = logging.getLogger(__name__)
@@ -78,11 +80,15 @@ def _remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that takes the final name on success and vanishes on failure."""
+def replacing(path: Path, place: str = CACHE_PLACE) -> Iterator[Path]:
+    """Yield a temporary path that takes the final name on success and vanishes on failure.
+
+    A link stays one: what it points to is replaced.
+    """
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with disk_errors(path):
+        with disk_errors(path, place):
             yield temporary
             _sync(temporary)
             temporary.rename(path)
@@ -117,7 +123,7 @@ def reading(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path, place: str = CACHE_PLACE) -> Iterator[None]:
     """Turn what may go wrong while `path` is written into one line: a full disk, a quota, no permission.
 
     Raises:
@@ -131,7 +137,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         free = in_words(shutil.disk_usage(_existing(path)).free)
         raise InputError(
             f"{path}: cannot be written: {error.strerror or error} ({free} free there); "
-            "nothing half-written is kept; make room, or name another disk with --data.cache_dir"
+            f"nothing half-written is kept; make room, or name another {place}"
         ) from error
 
 

@@ -110,8 +110,8 @@ def train(config: TokenizerTrainConfig) -> None:
         log.info("%s", report.summary())
     file = Path(config.output) / "tokenizer.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file) as temporary:
-        tokenizer.save(str(temporary))
+    with replacing(file, "place") as temporary:
+        temporary.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     print(f"{file}: {tokenizer.get_vocab_size():,} entries, digest {tokenizer_digest(tokenizer)}")
 
 

@@ -228,7 +228,12 @@ def decompressed(stored: Any) -> Any:
 
 
 def text_blocks(
-    stream: Any, name: str, encoding: str, errors: str = "strict", report: ReadReport | None = None
+    stream: Any,
+    name: str,
+    encoding: str,
+    errors: str = "strict",
+    report: ReadReport | None = None,
+    advice: str = "give this source its encoding, encoding: {}",
 ) -> Iterator[str]:
     """Decode a stream block by block; in what is yielded every line ends with LF.
 
@@ -239,6 +244,7 @@ def text_blocks(
         errors: strict or replace.
         report: counts the bytes replaced; where bad rows may be left out, bytes that are not in the encoding
             come as half surrogate pairs, for `good_lines` to see.
+        advice: how to say that it has another encoding, which is put in for {}.
 
     Raises:
         InputError: the encoding is unknown, or the bytes are not in it.
@@ -258,8 +264,7 @@ def text_blocks(
         block = stream.read(BLOCK_BYTES)
         if not position and (wide := _wide_encoding(block)) and not codec.startswith(("utf-16", "utf-32")):
             raise InputError(
-                f"{name}, line 1, byte 0: this is {wide} and not {encoding}; give this source its encoding, "
-                f"encoding: {wide}"
+                f"{name}, line 1, byte 0: this is {wide} and not {encoding}; {advice.format(wide)}"
             )
         try:
             decoded = decoder.decode(block, final=not block)
@@ -269,7 +274,7 @@ def text_blocks(
             line += newlines.decode(before.decode(encoding, "replace"), final=True).count("\n")
             raise InputError(
                 f"{name}, line {line}, byte {offset}: 0x{bad:02x} is not valid {encoding}; "
-                "give this source its encoding, for example encoding: latin-1"
+                f"if it is latin-1, {advice.format('latin-1')}"
             ) from None
         if errors == "replace" and not decoded.isascii():
             decoded, replaced = _UNDECODED.subn("\ufffd", decoded)

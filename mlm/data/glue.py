@@ -13,25 +13,22 @@ from __future__ import annotations
 import io
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 
 from mlm.config.errors import InputError
 from mlm.config.glue import DIAGNOSTIC, MNLI
 from mlm.config.model import LabelType
 from mlm.data.formats import READ_ERRORS, one_line, split_lines, text_blocks
+from mlm.data.glue_hub import read_hub_part
 from mlm.data.glue_sizes import OFFICIAL_DEV, dev_in_words, odd_size
 from mlm.data.labelled import Examples, LabelledTask
-from mlm.data.remote import HUB_TIMEOUT_S
 from mlm.data.tables import without_quotes
 
-HUB_NAME = "nyu-mll/glue"
 ENTAILMENT = ("entailment", "neutral", "contradiction")
 TWO_WAY = ("entailment", "not_entailment")
 
@@ -179,9 +176,8 @@ def warn_of_sizes(name: str, glue_dir: str | None, with_test: bool) -> None:
     for part in submitted_parts(name) if with_test else ():
         odd = odd_size(name, part, len(read_part(name, part, glue_dir)))
         if odd:
-            log.warning(
-                "submit=true: %s/%s has %s; the server refuses that", glue_dir, TASKS[name].folder, odd
-            )
+            file = find_part(name, part, glue_dir)[0]
+            log.warning("submit=true: %s has %s; the server refuses that", file, odd)
 
 
 def check_parts(name: str, glue_dir: str | None, with_test: bool = False) -> None:
@@ -200,18 +196,35 @@ def check_parts(name: str, glue_dir: str | None, with_test: bool = False) -> Non
     of_training = [] if name == DIAGNOSTIC else ["train", "dev_matched" if name == MNLI else "dev"]
     asked = list(submitted_parts(name)) if with_test or name == DIAGNOSTIC else []
     for part in of_training + asked:
-        if not has_part(name, part, glue_dir):
-            _official_file(name, part, glue_dir)
+        find_part(name, part, glue_dir)
 
 
 def has_part(name: str, part: str, glue_dir: str | None) -> bool:
-    """Tell whether a part is there; the hub and copies of it have all."""
-    if glue_dir is None or any(any(folder.glob("*.parquet")) for folder in _folders(name, glue_dir)):
-        return True
+    """Tell whether a part is there; the hub has all."""
     try:
-        return bool(_official_file(name, part, glue_dir))
+        return glue_dir is None or bool(find_part(name, part, glue_dir))
     except InputError:
         return False
+
+
+def find_part(name: str, part: str, glue_dir: str) -> list[Path]:
+    """Return the official file of a part, or the parquet files of a copy of the hub's.
+
+    Raises:
+        InputError: it is not there; says where it was looked for.
+    """
+    copies = [folder for folder in _folders(name, glue_dir) if any(folder.glob("*.parquet"))]
+    if not copies:
+        return [_official_file(name, part, glue_dir)]
+    files = sorted(copies[0].glob(f"{_hub_split(part)}-*.parquet"))
+    if not files:
+        raise InputError(f"{copies[0]} has no {_hub_split(part)}-*.parquet")
+    return files
+
+
+def _hub_split(part: str) -> str:
+    stem, _, rest = part.partition("_")
+    return _HUB_SPLITS.get(stem, stem) + (f"_{rest}" if rest else "")
 
 
 def read_part(name: str, part: str, glue_dir: str | None) -> Examples:
@@ -222,15 +235,17 @@ def read_part(name: str, part: str, glue_dir: str | None) -> Examples:
     Raises:
         InputError: as in `read_glue`.
     """
-    if glue_dir is None:
-        return _hub_part(name, part, None)
-    copies = [folder for folder in _folders(name, glue_dir) if any(folder.glob("*.parquet"))]
-    return _hub_part(name, part, copies[0]) if copies else _official_part(name, part, glue_dir)
-
-
-def _official_part(name: str, part: str, glue_dir: str) -> Examples:
+    files = [] if glue_dir is None else find_part(name, part, glue_dir)
+    if files and files[0].suffix != ".parquet":
+        return _official_part(name, part, files[0])
     spec = TASKS[name]
-    path = _official_file(name, part, glue_dir)
+    labels = spec.labels if spec.spelling else ()
+    texts = spec.hub_texts or spec.texts
+    return read_hub_part(name, _hub_split(part), files, texts, labels if _has_labels(part) else None)
+
+
+def _official_part(name: str, part: str, path: Path) -> Examples:
+    spec = TASKS[name]
     is_cola = name == "cola" and part != "test"
     columns, rows = _read_rows(path, _COLA_COLUMNS if is_cola else None, quoted=name == "qqp")
     wanted = [*spec.texts, *([spec.label] if _has_labels(part) else [])]
@@ -240,6 +255,8 @@ def _official_part(name: str, part: str, glue_dir: str) -> Examples:
     rows = _whole_rows(path, rows, len(columns), max(map(columns.index, wanted)) + 1, may_skip=name == "qqp")
     if path.name.startswith("msr_paraphrase_train"):
         rows = _of_mrpc_part(path, rows, columns, is_dev=part == "dev")
+    if not rows:
+        raise InputError(f"{path}: has no row of {part} that can be read")
     texts, *pairs = ([cells[columns.index(column)] for _, cells in rows] for column in spec.texts)
     labels = None
     if _has_labels(part):
@@ -292,7 +309,8 @@ def _read_rows(
     """
     try:
         content = io.BytesIO(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
-        lines = list(enumerate(split_lines(text_blocks(content, str(path), "utf-8")), 1))
+        blocks = text_blocks(content, str(path), "utf-8", advice="convert it: iconv -f {} -t utf-8")
+        lines = list(enumerate(split_lines(blocks), 1))
     except READ_ERRORS as error:
         raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
     rows = [(number, line.split("\t")) for number, line in lines if line.strip()]
@@ -354,66 +372,3 @@ def _number(path: Path, spec: GlueTask, line: int, value: str) -> float:
     if not math.isfinite(number):
         raise InputError(f"{path}, line {line}: {spec.label} is {value.strip()[:60]!r}, which is no number")
     return number
-
-
-def _hub_part(name: str, part: str, folder: Path | None) -> Examples:
-    """Read one part in the schema of the hub.
-
-    Args:
-        name: the task.
-        part: as in `read_part`.
-        folder: a downloaded copy; None: the hub, or what is in the library's cache.
-
-    Raises:
-        InputError: it cannot be read, or the hub cannot be reached.
-    """
-    spec = TASKS[name]
-    stem, _, rest = part.partition("_")
-    split = _HUB_SPLITS.get(stem, stem) + (f"_{rest}" if rest else "")
-    where = f"{folder or HUB_NAME}, {name}, {split}"
-    try:
-        rows = _load_hub(name, split) if folder is None else _load_parquet(folder, split)
-        texts, *pairs = (list(map(str, rows[column])) for column in spec.hub_texts or spec.texts)
-        values = list(rows["label"]) if _has_labels(part) else None
-    except InputError:
-        raise
-    except Exception as error:  # the library has a different one for each way to fail
-        raise InputError(f"{where}: cannot be read: {one_line(error)}") from error
-    labels = None if values is None else _hub_labels(where, spec, values)
-    return Examples(texts, pairs[0] if pairs else None, labels)
-
-
-def _load_parquet(folder: Path, split: str) -> dict[str, list[Any]]:
-    files = sorted(folder.glob(f"{split}-*.parquet"))
-    if not files:
-        raise InputError(f"{folder} has no {split}-*.parquet")
-    columns: dict[str, list[Any]] = pq.read_table(files).to_pydict()
-    return columns
-
-
-def _hub_labels(where: str, spec: GlueTask, values: Sequence[Any]) -> npt.NDArray[Any]:
-    if not spec.spelling:
-        return np.array(values, np.float64)
-    ids = np.array(values, np.int64)
-    wrong = np.flatnonzero((ids < 0) | (ids >= len(spec.labels)))
-    if len(wrong):
-        raise InputError(f"{where}, row {wrong[0] + 1}: label is {ids[wrong[0]]}, which is no class")
-    return ids
-
-
-def _load_hub(config: str, split: str) -> Any:
-    """Return a split as a data set, from the library's cache where it is there."""
-    import datasets
-    import huggingface_hub
-
-    try:
-        huggingface_hub.HfApi().dataset_info(HUB_NAME, timeout=HUB_TIMEOUT_S)
-    except Exception:  # as in _hub_part; from now on only its cache, where it would try for half a minute
-        datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
-    try:
-        return datasets.load_dataset(HUB_NAME, config, split=split)
-    except Exception as error:  # as in _hub_part
-        raise InputError(
-            f"the hub's {HUB_NAME} cannot be reached, nor is {config} in the cache ({type(error).__name__}); "
-            "give the folder of the official files with --glue_dir"
-        ) from error

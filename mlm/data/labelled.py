@@ -33,7 +33,15 @@ from mlm.data.formats import (
     split_lines,
     text_blocks,
 )
-from mlm.data.labels import NO_CLASS, label_array, label_ids, label_names, label_numbers, sort_labels
+from mlm.data.labels import (
+    NO_CLASS,
+    is_missing,
+    label_array,
+    label_ids,
+    label_names,
+    label_numbers,
+    sort_labels,
+)
 from mlm.data.tables import Row, csv_rows, json_rows
 
 MANY_CLASSES = 100
@@ -131,8 +139,13 @@ class Table:
             yield f"{self.name}, {place}", row.get(column)
 
 
-def read_table(path: str, encoding: str = "utf-8") -> Table:
+def read_table(path: str, encoding: str = "utf-8", option: str = "--encoding") -> Table:
     """Read a file of rows.
+
+    Args:
+        path: the file.
+        encoding: its encoding.
+        option: the flag that chooses it.
 
     Raises:
         InputError: it is none, is empty, or cannot be read; names file and line.
@@ -143,7 +156,7 @@ def read_table(path: str, encoding: str = "utf-8") -> Table:
     try:
         with Path(path).open("rb") as file:
             content = decompressed(io.BufferedReader(file, BLOCK_BYTES))
-            rows = list(_rows(str(kind), content, path, encoding))
+            rows = list(_rows(str(kind), content, path, encoding, option))
     except READ_ERRORS as error:
         raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
     if not rows:
@@ -162,7 +175,8 @@ def read_texts(path: str, column: str, encoding: str = "utf-8") -> list[str]:
     try:
         with Path(path).open("rb") as file:
             content = decompressed(io.BufferedReader(file, BLOCK_BYTES))
-            texts = list(split_lines(text_blocks(content, path, encoding)))
+            blocks = text_blocks(content, path, encoding, advice="give --encoding {}")
+            texts = list(split_lines(blocks))
     except READ_ERRORS as error:
         raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
     if not texts:
@@ -170,12 +184,12 @@ def read_texts(path: str, column: str, encoding: str = "utf-8") -> list[str]:
     return texts
 
 
-def _rows(kind: str, content: Any, path: str, encoding: str) -> Iterator[Row]:
+def _rows(kind: str, content: Any, path: str, encoding: str, option: str) -> Iterator[Row]:
     if kind == "parquet":
         for row in pq.read_table(io.BytesIO(content.read())).to_pylist():
             yield "", row
         return
-    blocks = text_blocks(content, path, encoding)
+    blocks = text_blocks(content, path, encoding, advice=f"give {option} {{}}")
     if kind in ("csv", "tsv"):
         rows = csv_rows(blocks, path, tabs=kind == "tsv")
     else:
@@ -191,19 +205,23 @@ def read_task(config: LabelledConfig) -> LabelledTask:
         InputError: a file, column, text or label is not as it must be.
     """
     assert config.train, "a run without a file has a task of its own"
-    table = read_table(config.train, config.encoding)
+    table = _read(config, config.train)
     examples = _examples(table, config)
     labels = (config.label_column,) if config.label_type == "regression" else _all_labels(table, config)
     train = replace(examples, labels=_labels(table, config, labels))
     name = Path(config.train).name.partition(".")[0]
     if config.validation:
-        validation = _labelled(read_table(config.validation, config.encoding), config, labels)
+        validation = _labelled(_read(config, config.validation), config, labels)
         where = config.validation
     else:
         train, validation = hold_out(train, config.validation_fraction, config.train)
         where = f"{config.validation_fraction:.0%} of {config.train}, chosen by a hash of the text"
     test = _test(config, labels) if config.test else None
     return LabelledTask(name, config.label_type, labels, train, validation, where, test)
+
+
+def _read(config: LabelledConfig, path: str) -> Table:
+    return read_table(path, config.encoding, "--data.encoding")
 
 
 def _all_labels(table: Table, config: LabelledConfig) -> tuple[str, ...]:
@@ -252,10 +270,10 @@ def _labels(table: Table, config: LabelledConfig, labels: tuple[str, ...]) -> np
 
 def _test(config: LabelledConfig, labels: tuple[str, ...]) -> Examples:
     """Return the test examples: with labels if every row has one."""
-    table = read_table(str(config.test), config.encoding)
+    table = _read(config, str(config.test))
     unknown = {"", NO_CLASS} if config.label_type == "classification" else {""}
     values = [row.get(config.label_column) for _, row in table.rows]
-    missing = [value is None or str(value).strip() in unknown for value in values]
+    missing = [is_missing(value) or str(value).strip() in unknown for value in values]
     # A text may have no label at all, but a whole file without any is one that nobody labelled.
     if (all if config.label_type == "multilabel" else any)(missing):
         text = "%s: not every row has a %s, so it is predicted and not scored"

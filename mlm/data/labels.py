@@ -2,6 +2,7 @@
 
 - the ids of classes are the places of their names in sorted order, whole numbers by value: the same for any
   order of the rows; nothing is guessed from the type of a column
+- a name is one line of text that can be written: no control characters, no halves of surrogate pairs
 - mistakes name file, row (counted from 1, without the header) and value, before anything is trained
 
 N examples, C classes.
@@ -10,6 +11,7 @@ N examples, C classes.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -21,6 +23,10 @@ from mlm.config.model import LabelType
 
 NO_CLASS = "-1"
 """What data sets write in place of a label that is kept secret."""
+WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,99}")
+"""A name that is sorted by its value; what has more digits is sorted as text."""
+UNWRITABLE = re.compile(r"[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Characters that no name has: they break lines, tables and files."""
 
 Cell = tuple[str, Any]
 """Where a label stands, in words, and what stands there."""
@@ -29,7 +35,7 @@ Cell = tuple[str, Any]
 def sort_labels(names: Sequence[str]) -> tuple[str, ...]:
     """Return the distinct names in the order of their ids: sorted, whole numbers by value."""
     distinct = sorted(set(names))
-    if all(name.lstrip("-").isdecimal() and name.isascii() and str(int(name)) == name for name in distinct):
+    if all(WHOLE_NUMBER.fullmatch(name) for name in distinct):
         distinct.sort(key=int)
     return tuple(distinct)
 
@@ -51,7 +57,7 @@ def label_names(cells: Sequence[Cell], column: str, separator: str | None) -> li
 
 
 def _names(value: Any, where: str, separator: str) -> list[str]:
-    if value is None:
+    if is_missing(value):
         raise InputError(f"{where} is missing; leave it empty, or write [], for a text without labels")
     if isinstance(value, str):
         value = [part for part in value.split(separator) if part.strip()]
@@ -65,15 +71,27 @@ def _names(value: Any, where: str, separator: str) -> list[str]:
     return names
 
 
+def is_missing(value: Any) -> bool:
+    """Tell whether a cell says nothing: null, or NaN, which is how pandas writes it."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
 def _name(value: Any, where: str) -> str:
     if isinstance(value, list | dict):
         raise InputError(f"{where} is {str(value)[:60]!r}, not one name; lists are for label_type multilabel")
-    name = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value).strip()
+    if isinstance(value, bytes):
+        raise InputError(f"{where} is {value[:20]!r}, bytes and not text; store the column as text")
+    name = str(value).lower() if isinstance(value, bool) else "" if is_missing(value) else str(value).strip()
     if not name:
         raise InputError(f"{where} is missing")
     if name == NO_CLASS:
         raise InputError(
             f"{where} is -1, which stands for 'no label'; leave such rows out, or call the class otherwise"
+        )
+    if found := UNWRITABLE.search(name):
+        raise InputError(
+            f"{where} is {name[:60]!r}: a label is one line of text, which {found[0]!r} is no part of; "
+            "replace that character"
         )
     return name
 
@@ -126,11 +144,11 @@ def label_numbers(cells: Sequence[Cell], column: str) -> npt.NDArray[np.float64]
     numbers = []
     for place, value in cells:
         try:
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
+            number = math.nan if isinstance(value, bool | bytes) else float(value)
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            found = "is missing" if value is None else f"is {str(value)[:60]!r}, which is no number"
+            found = "is missing" if is_missing(value) else f"is {str(value)[:60]!r}, which is no number"
             raise InputError(f"{place}: {column} {found}; regression needs one in every row")
         numbers.append(number)
     return np.array(numbers, np.float64)

@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from mlm.config.evaluation import EvaluateConfig
 from mlm.config.model import ClassifierConfig
+from mlm.data.cache import replacing
 from mlm.data.labelled import Table, read_table
 from mlm.data.labels import label_array, label_ids, label_names, label_numbers
 from mlm.evaluation.metrics import class_table, counts_of_classes, task_metrics
-from mlm.evaluation.predict import read_examples, say, tell_truncated
+from mlm.evaluation.predict import check_pairs, read_examples, say, tell_truncated
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_classifier
 
@@ -32,6 +33,7 @@ def evaluate_classifier(config: EvaluateConfig) -> int:
     examples = read_examples(table, config.text_column, config.text_pair_column)
     folder = model_folder(config.model)
     classifier = load_classifier(folder).classifier_config
+    check_pairs(classifier, config.text_pair_column)
     labels = labels_of_model(table, config, classifier)  # a mistake in them is told before hours of work
     said = say(folder, examples, config.max_length, config.batch_size)
     if said is None:
@@ -49,7 +51,8 @@ def evaluate_classifier(config: EvaluateConfig) -> int:
             log.warning("only one class is predicted: %s", *named or ["none at all"])
         facts |= counts
     if config.output:
-        Path(config.output).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        with replacing(Path(config.output), "place") as unfinished:
+            unfinished.write_text(json.dumps(facts, indent=1), encoding="utf-8")
     return 0
 
 

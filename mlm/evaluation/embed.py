@@ -77,7 +77,7 @@ def embed(config: EmbedConfig) -> int:
     vectors = embed_examples(
         encoder.to(device), examples, config.pooling, config.normalize, config.batch_size
     )
-    with replacing(Path(config.output)) as partial, partial.open("wb") as file:
+    with replacing(Path(config.output), "place") as partial, partial.open("wb") as file:
         np.save(file, vectors)
     print(f"{vectors.shape[0]:,} vectors of {vectors.shape[1]} numbers: {config.output}")
     return 0

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from mlm.config.data import IGNORE_INDEX
 from mlm.config.errors import InputError
 from mlm.config.evaluation import EvaluateConfig
+from mlm.data.cache import replacing
 from mlm.data.collate import MaskedBatch, MaskedRows, Rows, build_masking
 from mlm.data.corpus import prepare_evaluation
 from mlm.data.sampler import ValidationSampler
@@ -121,5 +122,6 @@ def evaluate(config: EvaluateConfig) -> int:
     for name, value in facts.items():
         print(f"{name:16} {value:,.4f}" if isinstance(value, float) else f"{name:16} {value:,}")
     if config.output:
-        Path(config.output).write_text(json.dumps(facts, indent=1))
+        with replacing(Path(config.output), "place") as unfinished:
+            unfinished.write_text(json.dumps(facts, indent=1), encoding="utf-8")
     return 0

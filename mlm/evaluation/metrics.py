@@ -1,6 +1,7 @@
 """Scores of predictions over a whole set; each is defined whatever the predictions and labels are.
 
-- everything about classes comes from one confusion matrix, so that nothing is ever averaged over batches
+- everything about classes comes from three counts for each, so that nothing is ever averaged over batches,
+  and tens of thousands of classes cost no more than they are
 - where a formula would divide by 0 (constant predictions, one class only) the score is 0, as in scikit-learn
 
 C classes, N examples.
@@ -34,26 +35,30 @@ def confusion_matrix(labels: Ints, predictions: Ints, num_classes: int) -> Ints:
     return cells.reshape(num_classes, num_classes)
 
 
-def accuracy(confusion: Ints) -> float:
-    """Return the share of the examples that are predicted right; 0 without examples."""
-    return float(np.trace(confusion) / max(confusion.sum(), 1))
+def accuracy(counts: Ints) -> float:
+    """Return the share of the examples that are predicted right; 0 without examples.
+
+    Args:
+        counts: (C, 3), see `class_counts`; also of the next two.
+    """
+    examples, _, right = counts.sum(0)
+    return float(right / max(examples, 1))
 
 
-def f1(confusion: Ints) -> float:
+def f1(counts: Ints) -> float:
     """Return the harmonic mean of precision and recall of class 1, the other class being the background."""
-    right = int(confusion[1, 1])
-    both = int(confusion[1].sum() + confusion[:, 1].sum())
-    return 2 * right / both if both else 0.0
+    examples, said, right = counts[1].tolist()
+    return 2 * right / (examples + said) if examples + said else 0.0
 
 
-def matthews_correlation(confusion: Ints) -> float:
+def matthews_correlation(counts: Ints) -> float:
     """Return the correlation of labels and predictions, for any number of classes.
 
     Gorodkin 2004 (doi:10.1016/j.compbiolchem.2004.09.006); for two classes it is Matthews' coefficient.
     """
-    counts = confusion.astype(np.float64)
-    total, of_label, of_prediction = counts.sum(), counts.sum(1), counts.sum(0)
-    covariance = np.trace(counts) * total - of_label @ of_prediction
+    of_label, of_prediction, right = counts.astype(np.float64).T
+    total = of_label.sum()
+    covariance = right.sum() * total - of_label @ of_prediction
     variances = (total**2 - of_label @ of_label) * (total**2 - of_prediction @ of_prediction)
     return float(covariance / math.sqrt(variances)) if variances > 0 else 0.0
 
@@ -63,7 +68,8 @@ def pearson(targets: Floats, predictions: Floats) -> float:
     if len(targets) < 2 or (targets == targets[0]).all() or (predictions == predictions[0]).all():
         return 0.0
     with np.errstate(all="ignore"):
-        x, y = targets - targets.mean(), predictions - predictions.mean()
+        x, y = (series / np.abs(series).max() for series in (targets, predictions))  # squares have a range
+        x, y = x - x.mean(), y - y.mean()
         value = float((x / np.linalg.norm(x)) @ (y / np.linalg.norm(y)))
     return min(max(value, -1.0), 1.0) if math.isfinite(value) else 0.0
 
@@ -113,8 +119,9 @@ def class_counts(labels: npt.NDArray[Any], logits: Floats) -> Ints:
     if labels.ndim == 2:
         said = predicted("multilabel", logits)
         return np.stack([labels.sum(0), said.sum(0), (labels & said).sum(0)], axis=1)
-    confusion = confusion_matrix(labels, logits.argmax(1), logits.shape[1])
-    return np.stack([confusion.sum(1), confusion.sum(0), confusion.diagonal()], axis=1)
+    chosen = logits.argmax(1)
+    parts = labels.astype(np.int64), chosen, chosen[chosen == labels]
+    return np.stack([np.bincount(part, minlength=logits.shape[1]) for part in parts], axis=1)
 
 
 def counts_of_classes(labels: Sequence[str], ids: npt.NDArray[Any], logits: Floats) -> dict[str, Any]:
@@ -149,9 +156,8 @@ def task_metrics(label_type: LabelType, labels: npt.NDArray[Any], logits: Floats
     if label_type == "regression":
         targets, scores = labels.astype(np.float64), logits[:, 0].astype(np.float64)
         return {"pearson": pearson(targets, scores), "spearman": spearman(targets, scores)}
-    num_classes = logits.shape[1]
-    confusion = confusion_matrix(labels.astype(np.int64), logits.argmax(1), num_classes)
-    scores_of_classes = {"accuracy": accuracy(confusion)}
-    if num_classes == 2:
-        scores_of_classes["f1"] = f1(confusion)
-    return scores_of_classes | {"matthews_correlation": matthews_correlation(confusion)}
+    counts = class_counts(labels, logits)
+    scores_of_classes = {"accuracy": accuracy(counts)}
+    if len(counts) == 2:
+        scores_of_classes["f1"] = f1(counts)
+    return scores_of_classes | {"matthews_correlation": matthews_correlation(counts)}

@@ -29,7 +29,7 @@ from mlm.data.cache import replacing
 from mlm.data.examples import EncodedExamples, LabelledBatch, batches_in_order, encode_examples
 from mlm.data.labelled import Examples, Table, read_table
 from mlm.hub.download import model_folder
-from mlm.hub.pretrained import load_classifier
+from mlm.hub.pretrained import load_classifier, read_classifier_config
 from mlm.model.heads import SequenceClassifier
 from mlm.tokenizer import load_tokenizer, num_ids
 
@@ -103,7 +103,7 @@ def write_predictions(
         chances, labels = sigmoid(logits), joined_labels(classifier.labels, logits > 0, separator)
     else:
         chances, labels = softmax(logits), [classifier.labels[best] for best in logits.argmax(1)]
-    with replacing(path) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
+    with replacing(path, "place") as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["row", "label", *names])
         for row, label, shares in zip(ids, labels, chances, strict=True):
@@ -130,7 +130,10 @@ def max_length(model: ModelConfig, asked: int | None, key: str) -> int | None:
     """
     longest = model.max_position_embeddings
     if asked is not None and longest is not None and asked > longest:
-        raise InputError(f"{key}={asked} is longer than the model's max_position_embeddings={longest}")
+        longer = f"leave it out, or make a model of longer rows: train.py --branch RUN --data.seq_len {asked}"
+        raise InputError(
+            f"{key}={asked} is longer than the model's max_position_embeddings={longest}; {longer}"
+        )
     return asked or longest
 
 
@@ -236,6 +239,20 @@ def read_examples(table: Table, text_column: str, text_pair_column: str | None) 
     return Examples(texts, table.texts(text_pair_column, "--text_pair_column") if text_pair_column else None)
 
 
+def check_pairs(classifier: ClassifierConfig | None, text_pair_column: str | None) -> None:
+    """Check that a model gets as many texts as it was trained on.
+
+    Raises:
+        InputError: it would see one text of a pair, or two where it knows one.
+    """
+    pairs = classifier.text_pairs if classifier else None
+    alone = bool(pairs) and text_pair_column is None
+    hint = "but the model was trained on pairs of texts; name the column of the second"
+    require(not alone, "text_pair_column", "null", hint)
+    needless = pairs is False and text_pair_column is not None
+    require(not needless, "text_pair_column", text_pair_column, "but the model was trained on single texts")
+
+
 def predict(config: PredictConfig) -> int:
     """Label the rows of a file: the `predict` command.
 
@@ -245,6 +262,7 @@ def predict(config: PredictConfig) -> int:
     table = read_table(config.input, config.encoding)
     examples = read_examples(table, config.text_column, config.text_pair_column)
     ids, folder = _row_ids(table, config.id_column), model_folder(config.model)
+    check_pairs(read_classifier_config(folder), config.text_pair_column)
     said = say(folder, examples, config.max_length, config.batch_size, config.devices)
     if said is None:
         return 0
@@ -257,4 +275,5 @@ def predict(config: PredictConfig) -> int:
 def _row_ids(table: Table, column: str | None) -> list[str]:
     if column is None:
         return [str(number) for number in range(1, len(table.rows) + 1)]
-    return ["" if value is None else str(value) for _, value in table.cells(column, "--id_column")]
+    ids = ("" if value is None else str(value) for _, value in table.cells(column, "--id_column"))
+    return [one.encode("utf-8", "replace").decode("utf-8") for one in ids]  # as the texts are read

@@ -118,12 +118,14 @@ class Family:
 
     def write_classifier(self, classifier: ClassifierConfig) -> Json:
         """Return what config.json says of the head of a classifier."""
+        known = classifier.text_pairs is not None  # ours alone: other readers pass over it
         return {
             "architectures": [self.classifier],
             "problem_type": PROBLEM_TYPES[classifier.label_type],
             "id2label": {str(number): label for number, label in enumerate(classifier.labels)},
             "label2id": {label: number for number, label in enumerate(classifier.labels)},
             "classifier_dropout": classifier.dropout,
+            **({"text_pairs": classifier.text_pairs} if known else {}),
         }
 
     def read_classifier(self, written: Json) -> ClassifierConfig:
@@ -150,7 +152,10 @@ class Family:
         if dropout is None:
             dropout = written.get(self.dropout_path or "", 0.0)
         _check_kind("classifier_dropout", dropout, float)
-        return ClassifierConfig(tuple(map(str, labels)), types[problem], dropout)
+        pairs = written.get("text_pairs")
+        return ClassifierConfig(
+            tuple(map(str, labels)), types[problem], dropout, pairs if isinstance(pairs, bool) else None
+        )
 
     def with_classes(self, tensors: dict[str, Tensor], order: list[int] | None) -> dict[str, Tensor]:
         """Return the weights of a file with the classes of its last layer in this order; None: without it."""

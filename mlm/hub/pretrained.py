@@ -16,11 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from mlm.config.errors import InputError
+from mlm.config.errors import DiskError, InputError
 from mlm.config.model import ClassifierConfig, ModelConfig, Pooling
 from mlm.hub.download import model_folder
 from mlm.hub.families import FAMILIES, OWN, architecture_of, family_of, missing_counterparts
@@ -188,6 +189,12 @@ def _fill(
     return missing
 
 
+def read_classifier_config(folder: str | Path) -> ClassifierConfig | None:
+    """Return what the head of a model folder is for; None: it holds no classifier."""
+    family, _, written = _read_config(model_folder(folder))
+    return family.read_classifier(written) if _names_classifier(family, written) else None
+
+
 def read_shape(folder: str | Path) -> ModelConfig:
     """Return the shape and switches of the encoder in a model folder, whose weights are not looked at."""
     return _read_config(model_folder(folder))[1]
@@ -217,8 +224,8 @@ def save_pretrained(
 
     Raises:
         InputError: the tokenizer is larger than the model's tables, the model's numbers are not finite,
-            something else is in the place of the folder, or what was written is not read back as it should
-            be (`parity.py`).
+            something else is in the place of the folder, the disk is full (DiskError), or what was written
+            is not read back as it should be (`parity.py`).
     """
     folder = Path(folder)
     longest = model.config.max_position_embeddings or model_max_length
@@ -236,8 +243,8 @@ def save_pretrained(
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     for left in folder.parent.glob(f".{folder.name}.*.part"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
-    part.mkdir(parents=True)
     try:
+        part.mkdir(parents=True)
         token_ids = {path: getattr(special, token) for path, token in TOKEN_IDS.items()}
         head = family.write_classifier(classifier) if classifier else {}
         _write_json(part / CONFIG, family.write_config(config) | head | token_ids)
@@ -249,7 +256,7 @@ def save_pretrained(
         (part / WEIGHTS).chmod(
             (part / CONFIG).stat().st_mode
         )  # the library makes it readable by the owner only
-        tokenizer.save(str(part / "tokenizer.json"))
+        (part / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         settings = describe_tokenizer(tokenizer, config, model_max_length, start)
         _write_json(part / TOKENIZER_CONFIG, settings)
         on = "real text" if rows else "random tokens"
@@ -259,6 +266,9 @@ def save_pretrained(
         check = f"Read back after writing, on {rows['input_ids'].shape[0]} rows of {on}: {found}."
         (part / "README.md").write_text(f"{card.rstrip()}\n\n{check}\n", encoding="utf-8")
         _put_in_place(part, folder)
+    except (OSError, SafetensorError) as error:
+        text = f"{folder}: the model cannot be saved: {getattr(error, 'strerror', None) or error}"
+        raise DiskError(f"{text}; make room there") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return folder

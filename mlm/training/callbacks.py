@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -374,37 +371,3 @@ class CheckpointSaver(StepCallback):
 def save_failure(trainer: pl.Trainer) -> OSError | None:
     """Return why the newest checkpoint could not be written, None if it could; only the first rank knows."""
     return getattr(trainer.strategy.checkpoint_io, "failure", None)
-
-
-class GracefulStop(StepCallback):
-    """On SIGTERM, SIGINT or SIGUSR1, ends the run after the current step; the saver then keeps it.
-
-    Installed when training starts, after Lightning's own handlers, which would save nothing.
-    """
-
-    signal: int | None = None
-
-    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        """Install the handlers."""
-        super().on_train_start(trainer, module)
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-        self._previous = {number: signal.signal(number, self._note) for number in numbers}
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None and number == signal.SIGINT:  # asked twice: the user does not want to wait
-            os._exit(128 + number)
-        self.signal = self.signal or number  # a scheduler and a launcher may both pass on the same stop
-
-    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
-        """Stop all ranks together as soon as one was signalled."""
-        number = torch.tensor(float(self.signal or 0), device=module.device)
-        if trainer.world_size > 1:
-            number = trainer.strategy.reduce(number, reduce_op="max")
-        if self.signal is not None or (trainer.world_size > 1 and number.item()):
-            self.signal = int(number.item())
-            trainer.should_stop = True
-
-    def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
-        """Give the handlers back."""
-        for number, handler in getattr(self, "_previous", {}).items():
-            signal.signal(number, handler)

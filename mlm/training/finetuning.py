@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from mlm.model.loss import mean_loss
 from mlm.optim.optimizer import build_optimizer, set_learning_rate
 from mlm.optim.schedule import learning_rate_factor, warmup_steps
 from mlm.tokenizer import load_tokenizer, num_ids, tokenizer_digest
-from mlm.training.callbacks import GracefulStop, Progress
+from mlm.training.callbacks import Progress
 from mlm.training.epochs import EpochTable, EpochValidation, Stopwatch
 from mlm.training.outcome import MAX_SHOWN_CLASSES, Outcome, Prepared, finish
 from mlm.training.pretraining import rescale_and_clip
@@ -56,6 +56,7 @@ from mlm.training.reporting import (
     resolve_tracking,
 )
 from mlm.training.run_folder import run_folder
+from mlm.training.stopping import GracefulStop
 from mlm.training.trainer import build_trainer
 
 WIDE, HIGH_RATE = 512, 1e-4
@@ -216,9 +217,17 @@ def describe(task: LabelledTask) -> None:
     log.info("task %s: %s (%s)", task.name, sizes, task.validation_is)
     if task.label_type != "regression":
         assert task.train.labels is not None, "training examples have labels"
-        counts = list(label_counts(task.labels, task.train.labels).items())
-        shown = ", ".join(f"{label} {count:,}" for label, count in counts[:MAX_SHOWN_CLASSES])
-        log.info("%d classes: %s%s", len(counts), shown, ", ..." if len(counts) > MAX_SHOWN_CLASSES else "")
+        counts = label_counts(task.labels, task.train.labels)
+        shown = shorten([f"{label} {count:,}" for label, count in counts.items()])
+        log.info("%d classes: %s", len(counts), shown)
+        empty = [label for label, count in counts.items() if not count]
+        if empty:
+            log.warning("classes without a training example, which cannot be learnt: %s", shorten(empty))
+
+
+def shorten(names: Sequence[str]) -> str:
+    """Return the first of the names, as many as are shown."""
+    return ", ".join(names[:MAX_SHOWN_CLASSES]) + (", ..." if len(names) > MAX_SHOWN_CLASSES else "")
 
 
 def choose_tokenizer(config: FinetuneConfig) -> Tokenizer:
@@ -231,7 +240,8 @@ def choose_tokenizer(config: FinetuneConfig) -> Tokenizer:
 def build_model(config: FinetuneConfig, task: LabelledTask, tokenizer: Tokenizer) -> SequenceClassifier:
     """Load the encoder and put a head for the task on it; the seed decides what is new in it."""
     torch.manual_seed(config.seed)
-    head = ClassifierConfig(task.labels, task.label_type, config.head.dropout)
+    has_pairs = task.train.pairs is not None
+    head = ClassifierConfig(task.labels, task.label_type, config.head.dropout, has_pairs)
     if config.model == SCRATCH:
         shape = scratch_shape(config, tokenizer)
         model = SequenceClassifier(replace(shape, pooling=config.head.pooling or shape.pooling), head)
@@ -281,20 +291,22 @@ def train(config: FinetuneConfig, folder: Path, prepared: Prepared) -> int:
     module = FinetuneModule(model, config, progress, weights)
     trainer.fit(module, DataLoader(prepared.train, sampler=sampler, batch_size=None))
     try:
-        if stop.signal is not None:
-            log.warning("stopped by signal %d after step %d of %d", stop.signal, trainer.global_step, steps)
+        if stop.signal is not None and trainer.global_step < steps:
+            text = "stopped by signal %d after step %d of %d; nothing of this run is kept"
+            log.warning(text, stop.signal, trainer.global_step, steps)
             return 128 + stop.signal
         assert validation.kept, "a run ends with a validation"
-        if validation.kept.weights:
-            model.load_state_dict(validation.kept.weights)
-        model.to(trainer.strategy.root_device).eval()  # Lightning has put it back on the CPU
-        with trainer.precision_plugin.forward_context():
-            logits = {
-                suffix: predict_logits(model, part, 2 * settings.batch_size)
-                for suffix, part in prepared.scored.items()
-            }
-        outcome = Outcome(config, folder, prepared, validation.kept, logits, validation.history, progress)
-        finish(outcome, trainer.loggers)
+        with stop.noting():  # all is trained: nothing of it is given away now
+            if validation.kept.weights:
+                model.load_state_dict(validation.kept.weights)
+            model.to(trainer.strategy.root_device).eval()  # Lightning has put it back on the CPU
+            with trainer.precision_plugin.forward_context():
+                logits = {
+                    suffix: predict_logits(model, part, 2 * settings.batch_size)
+                    for suffix, part in prepared.scored.items()
+                }
+            outcome = Outcome(config, folder, prepared, validation.kept, logits, validation.history, progress)
+            finish(outcome, trainer.loggers)
     finally:
         end_tracking(trainer)
-    return 0
+    return 128 + stop.signal if stop.signal is not None else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ SAME_ANSWER: dict[LabelType, str] = {
 }
 """Why a run taught the model nothing, by the type of the labels."""
 MAX_SHOWN_CLASSES = 20
-"""With more classes, the table by class stays in summary.json."""
+"""With more classes, the table by class stays in summary.json, and there is no confusion matrix."""
 
 log = logging.getLogger(__name__)
 
@@ -178,11 +179,13 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
         summary["selection_metrics"] = outcome.kept.metrics
     if task.label_type != "regression":
         summary |= counts_of_classes(task.labels, examples.labels, logits)
-    if task.label_type == "classification":
+    if task.label_type == "classification" and len(task.labels) <= MAX_SHOWN_CLASSES:
         summary["confusion"] = outcome.confusion().tolist()
     if prepared.test:
         summary |= predict_test(config, folder, task, prepared.test, model)
+    summary |= settings_of(config)
     facts = {name: summary[name] for name in ("task", "seed", "num_train_examples", "epoch", "val_loss")}
+    facts |= settings_of(config)
     architecture = architecture_of(model.config, model.classifier_config)
     card = model_card(
         str(folder / "model"), model.config, facts | summary["metrics"], architecture, task.labels
@@ -199,14 +202,26 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
     )
     draw(outcome, summary, loggers)
     write_summary(folder / "summary.json", summary)
+    warn_of_one_answer(summary)
     title = run_title(folder)
     if title == folder.name:
         print(closing_message(config, folder, summary))
     else:  # a part of a suite, which will show all in one table
         shown = ", ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items())
         log.info("%s: %s", title, shown)
-    if task.label_type != "regression":
-        warn_of_one_class(summary)
+
+
+def settings_of(config: FinetuneConfig) -> dict[str, Any]:
+    """Return what a score depends on beside model, data and seed."""
+    optimizer, trainer = config.optimizer, config.trainer
+    return {
+        "optimizer": optimizer.name,
+        "lr": optimizer.lr,
+        "weight_decay": optimizer.weight_decay,
+        "batch_size": trainer.batch_size,
+        "max_epochs": trainer.max_epochs,
+        "versions": {name: version(name) for name in ("mlm", "torch")},
+    }
 
 
 def tokenizer_folder(config: FinetuneConfig) -> str:
@@ -220,7 +235,7 @@ def draw(outcome: Outcome, summary: dict[str, Any], loggers: Sequence[Logger]) -
     plots = outcome.folder / "plots"
     plot_epochs(outcome.history, plots / "epochs.png")
     labels = summary.get("labels", [])
-    if "confusion" in summary and len(labels) <= MAX_SHOWN_CLASSES:
+    if "confusion" in summary:
         plot_confusion(np.array(summary["confusion"]), labels, plots / "confusion.png")
         rows = zip(labels, summary["confusion"], strict=True)
         track_table(loggers, "confusion", ["class", *labels], [[label, *row] for label, row in rows])
@@ -241,45 +256,53 @@ def predict_test(
     return facts
 
 
-def warn_of_one_class(summary: dict[str, Any]) -> None:
-    """Tell when a classifier says the same of every text, which its accuracy may hide, or has to say it."""
+def warn_of_one_answer(summary: dict[str, Any]) -> None:
+    """Tell when a model says the same of every text, which its scores may hide, or has to say it."""
+    hint = "; the learning rate may be too high, the epochs too few, or the encoder hardly trained"
+    if summary["label_type"] == "regression":
+        if summary["failed"]:
+            log.warning("%s%s", summary["failed"], hint)
+        return
     named = [label for label, count in summary["predicted_counts"].items() if count]
     if len(named) < 2:
-        text = "%s predicted%s; the learning rate may be too high, "
-        text += "the epochs too few, or the encoder hardly trained"
-        log.warning(text, *(("only one class is", f": {named[0]}") if named else ("no label is ever", "")))
+        said = f"only one class is predicted: {named[0]}" if named else "no label is ever predicted"
+        log.warning("%s%s", said, hint)
     there = [label for label, count in summary["examples_counts"].items() if count]
-    if len(there) == 1 and "confusion" in summary:
+    if len(there) == 1 and summary["label_type"] == "classification":
         text = "all validation examples are of one class, %s: correlations are 0 there by definition"
         log.warning(text, there[0])
+
+
+def score_lines(scores: dict[str, float], summary: dict[str, Any]) -> list[str]:
+    """Return a line for each score; the F1 of two classes says of which one it is."""
+    names = {name: f"f1 of {summary['labels'][1]}" if name == "f1" else name for name in scores}
+    return [f"  {names[name]:22}{value:8.4f}" for name, value in scores.items()]
 
 
 def closing_message(config: FinetuneConfig, folder: Path, summary: dict[str, Any]) -> str:
     """Return what the run achieved, where things are, and the next command."""
     minutes, seconds = divmod(round(summary["elapsed_s"]), 60)
-    duration = f"{summary['num_epochs']} epochs in {minutes} min {seconds} s"
+    epochs = "1 epoch" if summary["num_epochs"] == 1 else f"{summary['num_epochs']} epochs"
+    duration = f"{epochs} in {minutes} min {seconds} s"
     rate = f"{summary['train_examples_per_second']:,.0f} examples/s"
     examples = f"{summary['num_validation_examples']:,} examples ({summary['validation_examples']})"
-    shown = {name: value for name, value in summary["metrics"].items() if name != "f1"}
-    if "f1" in summary["metrics"]:
-        shown[f"f1 of {summary['labels'][1]}"] = summary["metrics"]["f1"]
     lines = [
         f"\n{config.name}: task {summary['task']}, {duration}, {rate}\n",
         f"validation      {examples}; {summary['selection']}",
-        *(f"  {name:22}{value:8.4f}" for name, value in shown.items()),
+        *score_lines(summary["metrics"], summary),
     ]
-    if "test_metrics" in summary:
-        lines.append(f"test            {summary['num_test_examples']:,} examples")
-        lines += (f"  {name:22}{value:8.4f}" for name, value in summary["test_metrics"].items())
     if len(summary.get("labels", [])) <= MAX_SHOWN_CLASSES:
         lines += class_table(summary)
+    if "test_metrics" in summary:
+        lines.append(f"\ntest            {summary['num_test_examples']:,} examples")
+        lines += score_lines(summary["test_metrics"], summary)
     cut = summary["truncated_fraction"]
     lines += [
         "",
         f"longest text    {summary['max_length']} tokens; {cut:.1%} of the texts are cut",
         f"started from    {config.model}",
         f"model           {summary['model_dir']}",
-        f"epochs          {folder / 'metrics.csv'}",
+        f"epochs          {folder / 'metrics.csv'}, {folder / 'plots'}",
     ]
     if "test_predictions" in summary:
         lines.append(f"predictions     {summary['test_predictions']}")

@@ -17,10 +17,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from mlm.config.errors import InputError
+from mlm.config.errors import DiskError, InputError
 from mlm.config.experiment import PretrainConfig
 from mlm.config.launch import is_first_process
 from mlm.config.model import ModelConfig
@@ -43,7 +42,6 @@ from mlm.training.callbacks import (
     Budget,
     CheckpointSaver,
     Clock,
-    GracefulStop,
     Progress,
     SkippedSteps,
     Validation,
@@ -56,6 +54,7 @@ from mlm.training.processes import end_with_parent
 from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
 from mlm.training.run_folder import METRICS, keep_config, resume_command, run_folder
 from mlm.training.sharding import ShardedStrategy, local, shard, whole, whole_model
+from mlm.training.stopping import GracefulStop
 from mlm.training.summary import finish_run, provenance
 from mlm.training.trainer import build_trainer, check_hardware
 
@@ -302,7 +301,7 @@ def what_is_not_saved_is_told(
     """Save what is saved inside even where the last checkpoint could not be, then say what failed."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, DiskError) as error:
         failure = failure or error
     if failure:
         raise InputError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import re
@@ -12,14 +11,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
+import yaml
 from filelock import FileLock, Timeout
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from mlm.config.errors import InputError
+from mlm.config.errors import InputError, in_words
 from mlm.config.experiment import RUN_NAME, RunConfig
 from mlm.config.launch import is_first_process
-from mlm.config.parse import save_config
+from mlm.config.parse import flatten, save_config
 
 METRICS = "metrics.csv"
 """Written from the first step on: a folder with one in it is never removed."""
@@ -45,6 +46,8 @@ def run_folder(config: RunConfig) -> Iterator[Path]:
     folder = _make(runs_dir, config)
     try:
         with _locked(folder), logging_redirect_tqdm():
+            for left in folder.glob(".config.new.yaml.*"):  # by a process that was killed
+                left.unlink()
             if not (folder / "config.yaml").exists():
                 keep_config(config, folder)
             yield folder
@@ -96,10 +99,18 @@ def keep_config(config: RunConfig, folder: Path) -> None:
     """Write the configuration into the run folder; an earlier, different one is kept and the change told."""
     path, new = folder / "config.yaml", folder / "config.new.yaml"
     save_config(replace(config, resume=False), new)
-    before, after = ((p if p.exists() else new).read_text().splitlines() for p in (path, new))
-    if before != after:
+    before, after = (_values(file if file.exists() else new) for file in (path, new))
+    changes = [
+        f"{key}: {in_words(before.get(key))} -> {in_words(after.get(key))}"
+        for key in {**before, **after}
+        if before.get(key) != after.get(key)
+    ]
+    if changes:
         kept = next(name for number in count(1) if not (name := folder / f"config-{number}.yaml").exists())
         shutil.copy2(path, kept)  # not moved: another process may be about to read it
-        changed = (line for line in difflib.ndiff(before, after) if line[0] in "+-")
-        log.info("resuming with another configuration than %s: %s", kept, ", ".join(changed))
+        log.info("resuming with another configuration than %s: %s", kept, "; ".join(changes))
     new.replace(path)
+
+
+def _values(config: Path) -> dict[str, Any]:
+    return flatten(yaml.safe_load(config.read_text(encoding="utf-8")) or {})

@@ -19,7 +19,16 @@ from typing import Any
 from mlm.config.errors import InputError
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.glue import DIAGNOSTIC, FROM_MNLI, GLUE_TASKS, MNLI, Point
-from mlm.config.suite import OWN_DATA, at_point, is_suite, points, units
+from mlm.config.suite import (
+    DATA_FILE,
+    OWN_DATA,
+    at_point,
+    data_digests,
+    is_suite,
+    points,
+    read_digests,
+    units,
+)
 from mlm.data.glue import check_parts, submitted_parts, warn_of_sizes
 from mlm.data.glue_sizes import odd_size
 from mlm.evaluation.submission import answer, answer_table, write_submission
@@ -66,6 +75,7 @@ def run_grid(unit: FinetuneConfig, grid: Sequence[Point]) -> int:
     """
     folder = Path(unit.runs_dir, str(unit.name))
     with run_folder(replace(unit, resume=folder.exists())):
+        keep_digests(unit, folder)
         best: tuple[float, int] | None = None
         tried: list[Json] = []
         for number, point in enumerate(grid, 1):
@@ -84,6 +94,11 @@ def run_grid(unit: FinetuneConfig, grid: Sequence[Point]) -> int:
     return 0
 
 
+def keep_digests(config: FinetuneConfig, folder: Path) -> None:
+    """Write down what the runs read, before the first of them; a suite that grew reads more."""
+    write_summary(folder / DATA_FILE, data_digests(config) | read_digests(folder))
+
+
 def keep_point(unit: FinetuneConfig, tried: list[Json], number: int) -> None:
     """Make what one point of a grid left the result of the run."""
     folder = Path(unit.runs_dir, str(unit.name))
@@ -91,6 +106,7 @@ def keep_point(unit: FinetuneConfig, tried: list[Json], number: int) -> None:
     summary: Json = json.loads((point / SUMMARY).read_text(encoding="utf-8"))
     for name in ("model", "metrics.csv", "plots"):
         if (point / name).exists():
+            shutil.rmtree(folder / name, ignore_errors=True)  # of an earlier try, whose summary was damaged
             shutil.move(point / name, folder / name)
     if summary["metrics"]:
         on_holdout = "selection_metrics" in summary
@@ -120,7 +136,7 @@ def finish_run(config: FinetuneConfig, selects: bool = False, whole_unit: bool =
         The exit status.
     """
     folder = Path(config.runs_dir, str(config.name))
-    if (folder / SUMMARY).exists():
+    if is_finished(folder):
         log.info("%s is finished already", folder)
         return 0
     clear(config)
@@ -157,6 +173,20 @@ def write_failure(config: FinetuneConfig, reason: str) -> None:
     write_summary(folder / SUMMARY, summary)
 
 
+def is_finished(folder: Path) -> bool:
+    """Tell whether a run has written down what came of it; with a damaged summary it is to be done again."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except ValueError:
+        summary = None
+    whole = isinstance(summary, dict) and summary.keys() >= {"metrics", "failed", "model_dir"}
+    if not whole:
+        log.warning("%s is damaged: the run is done again", folder / SUMMARY)
+    return whole
+
+
 def read_summary(config: FinetuneConfig) -> Json:
     """Return what a finished run wrote down."""
     path = Path(config.runs_dir, str(config.name), SUMMARY)
@@ -168,13 +198,12 @@ def run_suite(config: FinetuneConfig) -> int:
     """Run all that is not finished, then write table, picture and submission; see `finetune_all`."""
     for task in config.task:
         check_parts(task, config.glue_dir, with_test=config.submit)
-    if config.submit and (missing := [task for task in GLUE_TASKS if task not in config.task]):
-        raise InputError(f"submit=true: the server wants all tasks; add {', '.join(missing)} to --task")
     top = Path(config.runs_dir, str(config.name))
     for task in config.task:
         warn_of_sizes(task, config.glue_dir, with_test=config.submit)
     with run_folder(replace(config, resume=top.exists())) as folder:
         keep_config(config, folder)
+        keep_digests(config, folder)
         runs = units(config)
         first = [unit for unit in runs if unit.task == [MNLI]] if config.start_from_mnli else []
         status = run_units(first)
@@ -199,7 +228,7 @@ def run_units(runs: Sequence[FinetuneConfig]) -> int:
         return 0
     devices = visible_devices(runs[0])
     if len(devices) > 1:
-        waiting = [run for run in runs if not Path(run.runs_dir, str(run.name), SUMMARY).exists()]
+        waiting = [run for run in runs if not is_finished(Path(run.runs_dir, str(run.name)))]
         for run in waiting:
             clear(run)
         return run_on_devices(waiting, devices, write_failure)
@@ -226,7 +255,7 @@ def answer_diagnostic(config: FinetuneConfig, runs: Sequence[FinetuneConfig]) ->
     """Write what each model of MNLI says of the diagnostic set, whose labels are secret."""
     for run in runs:
         mnli, folder = read_summary(run), Path(run.runs_dir).parent / DIAGNOSTIC / str(run.name)
-        if (folder / SUMMARY).exists() or not mnli["model_dir"]:
+        if is_finished(folder) or not mnli["model_dir"]:
             continue
         folder.mkdir(parents=True, exist_ok=True)
         answers = answers_of(config, DIAGNOSTIC, mnli["model_dir"])

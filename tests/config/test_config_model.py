@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mlm.config.errors import InputError
-from mlm.config.model import ModelConfig
+from mlm.config.model import ClassifierConfig, ModelConfig
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,25 @@ def test_rows_of_the_position_table():
     assert replace(learned, position_embedding="sinusoidal").position_rows == 514
     assert replace(learned, position_embedding="rotary").position_rows == 0
     assert replace(learned, position_embedding="none").position_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "order"),
+    [
+        (("no", "yes"), ("yes", "no"), [1, 0]),
+        (("No", "Yes"), ("YES", "no"), [1, 0]),
+        (("a", "A", "b"), ("a", "A", "b"), [0, 1, 2]),
+        (("a", "A", "b"), ("b", "A", "a"), [2, 1, 0]),
+        (("a", "A"), ("a",), None),
+        (("a",), ("a", "A"), None),
+        (("Yes", "yes", "no"), ("YES", "yes", "no"), None),
+        (("no", "yes"), ("no", "maybe"), None),
+    ],
+)
+def test_classes_are_matched_by_name_past_capitals_where_no_name_is_lost(own, wanted, order):
+    assert ClassifierConfig(own).order_of(wanted) == order
+
+
+def test_class_whose_name_no_file_can_hold_is_refused():
+    with pytest.raises(InputError, match=r"labels=\['a\\ud800'\] has half a surrogate pair in it"):
+        ClassifierConfig(("a\ud800", "b"))

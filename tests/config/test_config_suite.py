@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from mlm.config.glue import GLUE_TASKS, TaskRecipe, check_tasks
 from mlm.config.help import format_help
 from mlm.config.keys import Keys, read_file
 from mlm.config.parse import parse_config, save_config
-from mlm.config.suite import at_point, goes_on, is_suite, points, units
+from mlm.config.suite import at_point, data_digests, goes_on, is_suite, points, units
 
 RECIPES = [path.stem for path in (config_folder() / "finetune").glob("*.yaml") if path.stem != "default"]
 
@@ -148,6 +150,33 @@ def test_configuration_of_a_run_of_a_suite_is_read_back(tmp_path):
         (["--recipes", "{task: cola, lr: [1e-4], lrr: 3}"], "--recipes: unknown key lrr; did you mean lr?"),
         (["--recipes", "{task: glu}"], "recipes: task=glu is none of cola"),
         (["--recipes", "{task: all, step_decay: [1e-5]}"], "needs lr in the same entry"),
+        (
+            ["--recipes", "{task: all, seeds: [1, 1]}"],
+            "recipes: task=all: seeds=[1, 1] names one twice",
+        ),
+        (["--recipes", "{task: all, seeds: [-1]}"], "recipes: task=all: seeds=[-1] must be at least 0"),
+        (
+            ["--recipes", "{task: rte, lr: [1]}, {task: cola}, {task: rte}"],
+            "recipes: task=rte has two entries; make them one",
+        ),
+        (
+            ["--recipes", "{task: all, lr: [0, 1e-3], step_decay: [1e-6]}"],
+            "recipes: lr=[0.0, 0.001] must be above 0: step_decay is divided by it",
+        ),
+        (["--recipes", "{task: all, lr: [.nan]}"], "--recipes: lr: expected a number, got '.nan'"),
+        (
+            ["--task", "cola,rte", "--recipes", "{task: rte, lr: [1e-3, 0]}"],
+            "recipes: task=rte: optimizer.lr=0.0 must be above 0",
+        ),
+        (
+            ["--task", "cola", "--recipes", "{task: rte, batch_size: [8, 0]}"],
+            "recipes: task=rte: trainer.batch_size=0 must be at least 1",
+        ),
+        (
+            ["--task", "cola", "--submit"],
+            "submit=true is for the server, which wants all tasks; add sst2, mrpc, stsb, qqp, mnli, qnli, "
+            "rte, wnli, ax to --task",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_line(capsys, words, message):
@@ -157,7 +186,10 @@ def test_mistakes_are_told_in_one_line(capsys, words, message):
 
 
 def test_scratch_takes_shape_and_tokenizer_from_the_newest_run_or_as_told(capsys):
-    assert "runs holds no finished pretraining run" in refusal(capsys, "--model", "scratch")
+    wanting = "=null: runs holds no finished pretraining run; run train.py first, or name a model folder with"
+    scratch = ["--model", "scratch"]
+    assert f"model_config{wanting} --model_config" in refusal(capsys, *scratch)
+    assert f"tokenizer{wanting} --tokenizer" in refusal(capsys, *scratch, "--model_config", "bert-tiny")
     folder = Path("runs/pre/model")
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -190,6 +222,105 @@ def test_suite_goes_on_with_the_same_options_only(capsys):
     assert "recipes=[{'task': 'rte'" in refusal(capsys, *words, "--recipes", "{task: rte, lr: [1e-5]}")
     assert "selection=dev, but" in refusal(capsys, *words, "--selection", "dev")
     assert "the run folder runs/x exists; take another --name\n" in refusal(capsys, "--task", "cola")
+
+
+def started(*words):
+    """Leave what `parse` of these words would be started as."""
+    shutil.rmtree("runs", ignore_errors=True)
+    Path("runs/x").mkdir(parents=True)
+    save_config(parse_new(*words), "runs/x/config.yaml")
+
+
+def parse_new(*words):
+    Path("runs").rename("aside")
+    config = parse(*words)
+    Path("aside").rename("runs")
+    return config
+
+
+def test_suite_does_not_shrink(capsys):
+    started("--task", "cola,rte", "--seeds", "1,2")
+    assert refusal(capsys, "--task", "cola,wnli", "--seeds", "1,2") == (
+        "finetune.py: error: task=cola,wnli leaves out rte, with which runs/x was started, and its table "
+        "would lose it; add rte, or take another --name\n"
+    )
+    assert "seeds=2,3 leaves out 1, with which runs/x" in refusal(
+        capsys, "--task", "cola,rte", "--seeds", "2,3"
+    )
+    assert "seeds=5 leaves out 1,2, with which" in refusal(capsys, "--task", "cola,rte", "--seed", "5")
+    started("--task", "cola,rte", "--seed", "4")
+    assert parse("--task", "rte,cola,mrpc", "--seeds", "3,4").seeds == [3, 4]
+
+
+def test_grid_of_one_run_keeps_its_seed_and_becomes_no_suite(capsys):
+    words = ["--config", "bert", "--task", "cola"]
+    started(*words)
+    parse(*words)
+    assert "seeds=3 leaves out 0, with which runs/x was started" in refusal(capsys, *words, "--seed", "3")
+    assert "runs/x is one run and no suite of several; take another --name" in refusal(
+        capsys, *words, "--seeds", "0,1"
+    )
+
+
+def test_suite_goes_on_with_the_same_data_only(capsys):
+    for name in ("a.csv", "b.csv", "glue/RTE/train.tsv", "glue/CoLA/train.tsv", "glue/CoLA/README.md"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(f"text,label\n{name},1\n")
+    own = ["--data.train", "a.csv", "--data.test", "b.csv", "--seeds", "1,2"]
+    keep(own)
+    parse(*own, "--seeds", "1,2,3")
+    os.utime("a.csv", (0, 0))  # its date is nothing
+    parse(*own)
+    Path("b.csv").write_text("text,label\nx.csv,1\n")
+    assert refusal(capsys, *own, "--seeds", "1,2,3") == (
+        "finetune.py: error: b.csv has changed since runs/x was started, and its runs are of what it was; "
+        "put that back, or take another --name\n"
+    )
+    Path("runs/x/data.json").write_text("{")
+    assert "runs/x/data.json is damaged; take another --name" in refusal(capsys, *own)
+    glue = ["--glue_dir", "glue", "--seeds", "1,2"]
+    keep([*glue, "--task", "cola"])
+    Path("glue/RTE/train.tsv").write_text("")
+    Path("glue/CoLA/README.md").write_text("")
+    parse(*glue, "--task", "cola,rte")
+    Path("glue/CoLA/train.tsv").unlink()
+    assert "glue/CoLA/train.tsv is gone since runs/x was started" in refusal(capsys, *glue, "--task", "cola")
+
+
+def keep(words):
+    """Leave a suite that was started and stopped."""
+    started(*words)
+    Path("runs/x/data.json").write_text(json.dumps(data_digests(parse(*words))))
+
+
+@pytest.mark.parametrize("content", ["[]", "name: [", "nonsense", "nme: x", ""])
+def test_damaged_configuration_of_a_suite_is_one_line(capsys, content):
+    Path("runs/x").mkdir(parents=True)
+    Path("runs/x/config.yaml").write_text(content)
+    found = refusal(capsys, "--task", "cola,rte")
+    assert "runs/x/config.yaml" in found
+    assert "take another --name" in found
+    assert found.count("\n") == 1
+
+
+def test_folder_without_a_configuration_yet_is_a_new_suite(capsys):
+    words = ["--task", "cola,rte"]
+    Path("runs/x").mkdir(parents=True)
+    parse(*words)
+    for name in (".lock", "config.new.yaml", ".config.new.yaml.123"):
+        Path("runs/x", name).touch()
+    parse(*words)
+    assert "the run folder runs/x exists" in refusal(capsys, "--task", "cola")
+    Path("runs/x/mine.txt").touch()
+    assert "the run folder runs/x exists" in refusal(capsys, *words)
+
+
+def test_mistake_in_a_recipe_is_found_by_file_and_line(capsys):
+    Path("my.yaml").write_text("seed: 1\nrecipes:\n  - {task: rte, lr: [0]}\n")
+    assert "my.yaml:2: recipes: task=rte: optimizer.lr=0.0 must" in refusal(capsys, "--config", "my.yaml")
+    parse("--config", "my.yaml", "--optimizer.lr", "1e-4")  # a flag wins over the recipe
+    Path("my.yaml").write_text("seed: 1\nrecipes:\n  - {task: rte, seeds: [2, 2]}\n")
+    assert "my.yaml:2: recipes: task=rte: seeds=[2, 2] names" in refusal(capsys, "--config", "my.yaml")
 
 
 def test_grid_of_a_single_run_goes_on_too():

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from mlm.config import files
 from mlm.config.errors import InputError
-from mlm.config.files import config_folder, find_config, load_yaml, read_tree, shipped_names
+from mlm.config.files import check_output, config_folder, find_config, load_yaml, read_tree, shipped_names
 
 
 def read(path, text, encoding="utf-8"):
@@ -95,3 +98,44 @@ def test_installed_package_brings_its_own_files(tmp_path, monkeypatch):
     assert config_folder() == tmp_path / "configs"
     (tmp_path / "mlm" / "configs").mkdir(parents=True)
     assert config_folder() == tmp_path / "mlm" / "configs"
+
+
+def make_link(path):
+    path.symlink_to(path.with_name("in.csv"))
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "fault"),
+    [
+        (Path.mkdir, "out", "is a folder; name a file"),
+        (os.mkfifo, "out", "is a device or a pipe; name a file"),
+        (make_link, "out", "is what is read .*, which would be lost; name another"),
+        (Path.touch, "in.csv", "is what is read .*, which would be lost; name another"),
+        (Path.touch, "out/out", "cannot be written: there is no folder .*out"),
+        (Path.touch, "no/out", "cannot be written: there is no folder .*no"),
+        (Path.touch, "n" * 250, "cannot be written: File name too long"),
+    ],
+)
+def test_output_that_would_lose_something_is_refused_before_any_work(tmp_path, make, name, fault):
+    source = tmp_path / "in.csv"
+    source.write_text("text\n")
+    make(tmp_path / name.partition("/")[0]) if not name.startswith("no/") else None
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(InputError, match=rf"^output=.*{name} {fault}"):
+        check_output("output", str(tmp_path / name), str(source))
+    assert sorted(tmp_path.iterdir()) == before
+    assert source.read_text() == "text\n"
+
+
+def test_output_may_not_lie_in_a_folder_that_is_read_if_it_is_there(tmp_path):
+    check_output("output", str(tmp_path / "new"), str(tmp_path))
+    (tmp_path / "there").write_text("")
+    with pytest.raises(InputError, match="is what is read"):
+        check_output("output", str(tmp_path / "there"), str(tmp_path))
+    check_output("output", str(tmp_path / "there"), str(tmp_path / "other"))
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a place where nobody may write")
+def test_output_in_a_place_that_cannot_be_written_is_refused():
+    with pytest.raises(InputError, match=r"^output=/proc/labels.csv cannot be written: .*; name another"):
+        check_output("output", "/proc/labels.csv")

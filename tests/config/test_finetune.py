@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mlm.config.data import CorpusConfig, SourceConfig
 from mlm.config.errors import InputError
 from mlm.config.evaluation import EvaluateConfig, PredictConfig
 from mlm.config.files import config_folder
@@ -113,6 +114,41 @@ def test_what_is_named_has_to_be_there(capsys):
     )
 
 
+OF_OWN_FILES = [
+    ["--data.text_column", "t"],
+    ["--data.text_pair_column", "t"],
+    ["--data.label_column", "l"],
+    ["--data.label_type", "regression"],
+    ["--data.label_separator", ";"],
+    ["--data.encoding", "latin-1"],
+]
+
+
+@pytest.mark.parametrize("words", OF_OWN_FILES, ids=lambda words: words[0])
+def test_what_is_said_of_files_that_are_not_read_is_refused(capsys, words):
+    make_run("pre", {})
+    found = refusal(capsys, *words)
+    assert f"{words[0][2:]}={words[1]} is about files of your own; name them with --data.train, or" in found
+    assert "is about files of your own; GLUE's are known; leave it out" in refusal(
+        capsys, *words, "--task", "cola"
+    )
+    Path("a.csv").write_text("text,label\n")
+    parse_config(FinetuneConfig, [*words, "--data.train", "a.csv"], prog="x")
+
+
+def test_what_is_about_glue_is_refused_with_other_files_but_a_recipe_may_be_used(capsys):
+    make_run("pre", {})
+    Path("a.csv").write_text("text,label\n")
+    own = ["--data.train", "a.csv"]
+    hint = "is about GLUE; name its tasks with --task, or set it to"
+    assert f"selection=dev {hint} holdout" in refusal(capsys, *own, "--selection", "dev")
+    assert f"submit=true {hint} false" in refusal(capsys, *own, "--submit")
+    hint = "start_from_mnli=true is about rte, mrpc, stsb; name one of them with --task, or leave it out"
+    assert hint in refusal(capsys, *own, "--start_from_mnli")
+    assert hint in refusal(capsys, "--task", "cola", "--start_from_mnli")
+    parse_config(FinetuneConfig, ["--config", "mosaicbert", *own], prog="x")
+
+
 def test_several_processes_are_refused(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "runs in one process" in refusal(capsys, "--name", "x")
@@ -133,6 +169,10 @@ def test_several_processes_are_refused(capsys, monkeypatch):
         (lambda: HeadConfig(class_weights=["a"]), "head.class_weights=a must be label=weight"),
         (lambda: HeadConfig(class_weights=["a=1", "b=0"]), "head.class_weights=b=0 must be label=weight"),
         (lambda: HeadConfig(class_weights=["=2"]), "head.class_weights==2 must be label=weight"),
+        (
+            lambda: HeadConfig(class_weights=["yes=3", "no=2", "yes=1"]),
+            "head.class_weights=yes=3,yes=1 weighs one class twice; keep one",
+        ),
         (lambda: FinetuneOptimizerConfig(layer_decay=0), r"optimizer.layer_decay=0 must lie in \(0, 1\]"),
         (lambda: FinetuneOptimizerConfig(lr=-1.0), "optimizer.lr=-1.0 must be above 0"),
         (lambda: FinetuneTrainerConfig(freeze=0), "trainer.freeze=0 must be at least 1, embeddings, encoder"),
@@ -164,6 +204,9 @@ def test_several_processes_are_refused(capsys, monkeypatch):
         (lambda: PredictConfig("m", "i", "o", batch_size=0), "batch_size=0 must be at least 1"),
         (lambda: PredictConfig("m", "i", "o", max_length=1), "max_length=1 must be at least 8"),
         (lambda: PredictConfig("m", "i", "o", encoding="klingon"), "encoding=klingon is no encoding"),
+        (lambda: PredictConfig("m", "i", "o", encoding="base64"), "encoding=base64 is no encoding"),
+        (lambda: LabelledConfig(encoding="rot13"), "data.encoding=rot13 is no encoding"),
+        (lambda: LabelledConfig(encoding="hex"), "data.encoding=hex is no encoding"),
     ],
 )
 def test_values_out_of_range(build, message):
@@ -180,6 +223,13 @@ def test_prediction_checks_its_files():
     with pytest.raises(InputError, match=r"output=no/out.csv cannot be written: there is no folder .*/no"):
         PredictConfig(model, "in.csv", "no/out.csv").check_files()
     PredictConfig(model, "in.csv", "out.csv").check_files()
+    for config in (
+        PredictConfig(model, "in.csv", "./in.csv"),
+        EvaluateConfig(model, "in.csv", output="./in.csv"),
+        EvaluateConfig(model, data=CorpusConfig(sources=[SourceConfig("*.csv")]), output="./in.csv"),
+    ):
+        with pytest.raises(InputError, match=r"output=\./in\.csv is what is read \(in\.csv\), which"):
+            config.check_files()
 
 
 def test_groups_have_their_own_defaults_from_the_command_line_too():
@@ -194,7 +244,8 @@ def test_groups_have_their_own_defaults_from_the_command_line_too():
 
 def test_configuration_is_read_back(tmp_path):
     make_run("pre", {})
-    words = ["--data.label_column", "&x", "--seed", "3", "--name", "a"]
+    Path("a.csv").write_text("text,&x\n")
+    words = ["--data.train", "a.csv", "--data.label_column", "&x", "--seed", "3", "--name", "a"]
     config = parse_config(FinetuneConfig, words, prog="finetune.py")
     save_config(config, tmp_path / "saved.yaml")
     assert parse_config(FinetuneConfig, ["-c", str(tmp_path / "saved.yaml")], prog="finetune.py") == config

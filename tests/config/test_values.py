@@ -85,6 +85,12 @@ def test_lists(value, expected):
     assert convert(value, list[str], "k") == expected
 
 
+def test_of_a_list_the_entry_is_named():
+    for value, shown in (("1,x", "'x'"), (["1", ".nan"], "'.nan'"), (["1", ["2"]], "a list")):
+        with pytest.raises(InputError, match=f"k: expected a number, got {shown}"):
+            convert(value, list[float], "k")
+
+
 def test_pairs():
     for value in ("0.9,0.95", "[0.9, 0.95]", ["0.9", ".95"]):
         assert convert(value, tuple[float, float], "k") == (0.9, 0.95)

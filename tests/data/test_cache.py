@@ -54,10 +54,27 @@ def test_what_is_made_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+def test_link_stays_one_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(Path("there", "file"))
+    for content in ("new", "newer"):
+        with replacing(link) as temporary:
+            temporary.write_text(content)
+        assert link.is_symlink()
+        assert (tmp_path / "there" / "file").read_text() == content
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["file"]
+
+
 def test_disk_errors_are_one_line_and_others_pass(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     message = r"file: cannot be written: No space left .* free there.*cache_dir"
     with pytest.raises(InputError, match=message), disk_errors(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with (
+        pytest.raises(InputError, match=r"make room, or name another place$"),
+        replacing(tmp_path / "a", "place"),
+    ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(ConnectionResetError), disk_errors(path):
         raise ConnectionResetError

@@ -9,11 +9,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import ClassLabel, Dataset, Features
 from glue_folder import write_glue
 
 from mlm.config.errors import InputError
 from mlm.config.glue import GLUE_TASKS
-from mlm.data.glue import TASKS, has_part, read_glue, read_part, submitted_parts, warn_of_sizes
+from mlm.data.glue import (
+    TASKS,
+    check_parts,
+    has_part,
+    read_glue,
+    read_part,
+    submitted_parts,
+    warn_of_sizes,
+)
 from mlm.data.glue_sizes import OFFICIAL_ROWS, dev_in_words, odd_size
 
 
@@ -107,7 +116,12 @@ def test_odd_rows_of_qqp_are_left_out_and_told_elsewhere_they_are_an_error(glue_
             (b"question", b"Question"),
             "line 1: has no column question, but index, Q",
         ),
-        ("sst2", "SST-2/train.tsv", (b"the", b"th\xe9"), "line 2, byte 17: 0xe9 is not valid utf-8"),
+        (
+            "sst2",
+            "SST-2/train.tsv",
+            (b"the", b"th\xe9"),
+            "line 2, byte 17: .*convert it: iconv -f latin-1 -t",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(glue_dir, name, file, change, message):
@@ -178,12 +192,94 @@ def test_copy_of_the_hub_gives_the_same_examples(glue_dir, tmp_path):
         for part in submitted_parts(name):
             assert has_part(name, part, str(tmp_path / "hub"))
             assert read_part(name, part, str(tmp_path / "hub")) == read_part(name, part, str(glue_dir))
-    with pytest.raises(InputError, match=r"rte, test.*: cannot be read|has no wrong"):
+    with pytest.raises(InputError, match=r"rte has no wrong-\*\.parquet"):
         read_part("rte", "wrong", str(tmp_path / "hub"))
     table = pa.table({"sentence1": ["a"], "sentence2": ["b"], "label": [-1]})
     pq.write_table(table, tmp_path / "hub" / "rte" / "validation-00000-of-00001.parquet")
-    with pytest.raises(InputError, match="rte, validation, row 1: label is -1, which is no class"):
+    with pytest.raises(
+        InputError, match=r"rte/validation-0.*\.parquet, row 1: label is -1, which is no class"
+    ):
         read_glue("rte", str(tmp_path / "hub"))
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """Writes columns as a split of a copy of the hub's, as `datasets` does, and reads it."""
+
+    def copy(name, columns, split="train", classes=None, file="0"):
+        folder = tmp_path / "copy" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        features = Features.from_arrow_schema(pa.table(columns).schema)
+        if classes:
+            features["label"] = ClassLabel(names=classes)
+        Dataset.from_dict(columns, features=features).to_parquet(folder / f"{split}-{file}.parquet")
+        return read_part(name, split.replace("validation", "dev"), str(tmp_path / "copy"))
+
+    return copy
+
+
+PAIRS = {"sentence1": ["a", "b"], "sentence2": ["c", "d"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "message"),
+    [
+        ("rte", {"label": [0.0, 0.7]}, "row 2: label is 0.7, which is no class"),
+        ("rte", {"label": [1.2, 0.0]}, "row 1: label is 1.2, which is no class"),
+        ("rte", {"label": ["entailment", "x"]}, "row 1: label is entailment, which is no class"),
+        ("rte", {"label": [True, False]}, "row 1: label is True, which is no class"),
+        ("rte", {"label": [0, None]}, "row 2: label is missing"),
+        ("rte", {"label": [0, 1], "sentence2": ["c", None]}, "row 2: sentence2 is missing"),
+        ("rte", {"label": [0, 1], "sentence1": [7, 8]}, "row 1: sentence1 is '7', which is not text"),
+        ("rte", {"labels": [0, 1]}, "has no column label, but sentence1, sentence2, labels"),
+        ("rte", {"label": [], "sentence1": [], "sentence2": []}, "has no rows"),
+        ("stsb", {"label": [0.5, None]}, "row 2: label is missing"),
+        ("stsb", {"label": [0.5, float("nan")]}, "row 2: label is missing"),
+        ("stsb", {"label": ["high", "low"]}, "row 1: label is 'high', which is no number"),
+    ],
+)
+def test_rows_of_a_copy_of_the_hub_are_checked(copy, name, columns, message):
+    with pytest.raises(InputError, match=rf"{name}/train-0\.parquet(,|:) {message}"):
+        copy(name, PAIRS | columns)
+
+
+def test_whole_numbers_are_ids_however_they_are_stored(copy):
+    assert copy("rte", PAIRS | {"label": [1.0, 0.0]}).labels.tolist() == [1, 0]
+    assert copy("rte", PAIRS | {"label": [0, 1]}, file="1").labels.tolist() == [1, 0, 0, 1]
+
+
+def test_classes_of_a_copy_are_matched_by_the_names_that_it_gives_them(copy):
+    plain, labels = TASKS["rte"].labels, {"label": [0, 1]}
+    assert copy("rte", PAIRS | labels, classes=list(plain)).labels.tolist() == [0, 1]
+    assert copy("rte", PAIRS | labels, classes=list(plain[::-1])).labels.tolist() == [1, 0]
+    assert copy("rte", PAIRS | labels, classes=["0", "1"]).labels.tolist() == [0, 1]
+    # Another file may number them in its own way.
+    assert copy("rte", PAIRS | labels, classes=list(plain[::-1]), file="1").labels.tolist() == [0, 1, 1, 0]
+    with pytest.raises(InputError, match="its classes are yes, no, those of the task entailment, not_entail"):
+        copy("rte", PAIRS | labels, classes=["yes", "no"])
+
+
+def test_part_that_a_copy_lacks_is_told_before_training(copy, tmp_path):
+    for split in ("train", "validation"):
+        copy("rte", PAIRS | {"label": [0, 1]}, split)
+    where = str(tmp_path / "copy")
+    check_parts("rte", where)
+    assert has_part("rte", "dev", where)
+    assert not has_part("rte", "test", where)
+    with pytest.raises(InputError, match=r"rte has no test-\*\.parquet"):
+        check_parts("rte", where, with_test=True)
+    for split in ("train", "validation_matched"):
+        (tmp_path / "copy" / "mnli").mkdir(exist_ok=True)
+        table = pa.table({"premise": ["a"], "hypothesis": ["b"], "label": [2]})
+        pq.write_table(table, tmp_path / "copy" / "mnli" / f"{split}-0.parquet")
+    assert read_glue("mnli", where).scored == {}
+
+
+def test_file_of_which_every_row_is_left_out_is_refused(glue_dir):
+    header = (glue_dir / "QQP" / "train.tsv").read_text().splitlines()[0]
+    (glue_dir / "QQP" / "train.tsv").write_text(f"{header}\n1\t2\n")
+    with pytest.raises(InputError, match=r"QQP/train\.tsv: has no row of train that can be read"):
+        read_glue("qqp", str(glue_dir))
 
 
 def test_hub_that_is_not_reachable_is_told_within_seconds(monkeypatch):
@@ -216,8 +312,9 @@ def test_what_averages_and_a_submission_lack_is_told(tmp_path, glue_dir, caplog)
     warn_of_sizes("mnli", whole, with_test=False)
     assert not caplog.text
     warn_of_sizes("mnli", str(glue_dir), with_test=True)
-    for words in ("5 of 9,796 rows of test_matched", "6 of 9,847 rows of test_mismatched"):
-        assert f"submit=true: {glue_dir}/MNLI has {words}; the server refuses that" in caplog.text
+    for part, words in (("test_matched", "5 of 9,796 rows of"), ("test_mismatched", "6 of 9,847 rows of")):
+        told = f"submit=true: {glue_dir}/MNLI/{part}.tsv has {words} {part}; the server refuses that"
+        assert told in caplog.text
     (glue_dir / "MNLI" / "dev_mismatched.tsv").unlink()
     warn_of_sizes("mnli", str(glue_dir), with_test=False)
     assert "mnli: without dev_mismatched the averages over nine columns cannot be given" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from mlm.config.errors import InputError
 from mlm.config.finetune import LabelledConfig
-from mlm.data.labelled import Examples, hold_out, read_table, read_task
+from mlm.data.labelled import Examples, hold_out, read_table, read_task, read_texts
 from mlm.data.labels import class_weights, label_counts, sort_labels
 
 ROWS = [("quiet lane", "calm"), ("loud street", "noisy"), ("still pond", "calm"), ("market day", "busy")]
@@ -108,6 +109,9 @@ print(task.labels, task.train.texts)
         (["10", "9", "01"], ("01", "10", "9")),
         (["1", "-2", "0"], ("-2", "0", "1")),
         (["1.5", "-", "²"], ("-", "1.5", "²")),
+        (["2", "--1", "10"], ("--1", "10", "2")),
+        (["-0", "10", "9"], ("-0", "10", "9")),
+        (["9", "1" + "0" * 5000], ("1" + "0" * 5000, "9")),
     ],
 )
 def test_labels_are_sorted_whole_numbers_by_value(names, expected):
@@ -175,7 +179,7 @@ def test_numbers_are_read_from_any_spelling(write):
     assert found.train.labels.tolist() == [4.6, 2.0]
     assert found.train.labels.dtype == np.float64
     assert found.train.pairs == ["y", ""]
-    for bad in ('"high"', "null", "true", '"nan"', '""'):
+    for bad in ('"high"', "null", "true", '"nan"', '""', "NaN", "1" + "0" * 400):
         path = write("bad.jsonl", lines + f'{{"a": "x", "b": "y", "score": {bad}}}\n')
         assert "bad.jsonl, row 3 (line 3): score is" in refusal(path, **columns)
 
@@ -185,6 +189,19 @@ def test_numbers_are_read_from_any_spelling(write):
     [
         ("a.csv", "text,label\na,1\nb,\n", "a.csv, row 2 (line 3): label is missing"),
         ("a.csv", "text,label\na,1\nb\n", "a.csv, row 2 (line 3): label is missing"),
+        ("a.jsonl", '{"text": "a", "label": NaN}', "a.jsonl, row 1 (line 1): label is missing"),
+        (
+            "a.jsonl",
+            r'{"text": "a", "label": "a\ud800"}',
+            r"row 1 (line 1): label is 'a\ud800': a label is one",
+        ),
+        (
+            "a.jsonl",
+            r'{"text": "a", "label": "a\nb"}',
+            r"is one line of text, which '\n' is no part of; replace",
+        ),
+        ("a.jsonl", r'{"text": "a", "label": "a\u0000b"}', r"label is 'a\x00b': a label is one line of text"),
+        ("a.csv", 'text,label\na,"x\ny"\n', r"a.csv, row 1 (line 3): label is 'x\ny': a label is one line"),
         ("a.csv", "text,label\na,1\nb,1\n", "every label is 1; a classifier needs two classes"),
         ("a.csv", "text,label\n", "a.csv: has no rows"),
         ("a.csv", "", "a.csv: has no rows"),
@@ -206,9 +223,44 @@ def test_mistakes_are_one_line(write, name, text, message):
     assert message in refusal(write(name, text))
 
 
+@pytest.mark.parametrize(
+    ("labels", "label_type", "message"),
+    [
+        ([b"a", b"b"], "classification", "a.parquet, row 1: label is b'a', bytes and not text; store"),
+        ([b"1", b"2"], "regression", "a.parquet, row 1: label is .*, which is no number"),
+        ([1.0, float("nan")], "classification", "a.parquet, row 2: label is missing"),
+        ([1.0, float("nan")], "regression", "a.parquet, row 2: label is missing; regression needs"),
+        ([1.0, float("nan")], "multilabel", "a.parquet, row 2: label is missing; leave it empty"),
+    ],
+)
+def test_bytes_and_nan_are_no_labels(tmp_path, labels, label_type, message):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a", "b"], "label": labels}), path)
+    assert re.search(message, refusal(str(path), label_type=label_type))
+
+
+def test_test_file_with_nan_for_labels_is_only_predicted(write):
+    train = write("train.csv", "text,label\na,1\nb,0\nc,1\n")
+    test = write("test.jsonl", '{"text": "x", "label": NaN}\n{"text": "y", "label": 1}\n')
+    assert task(train, test=test).test.labels is None
+
+
 def test_encoding_is_an_option(write):
     path = write("a.csv", "text,label\ncafé,1\nthé,0\n".encode("latin-1"))
     assert task(path, validation=path, encoding="latin-1").train.texts == ["café", "thé"]
+
+
+def test_bytes_of_another_encoding_name_the_option_that_there_is(write):
+    good, latin = write("good.csv", "text,label\na,1\nb,0\n"), "text,label\ncafé,1\nthé,0\n".encode("latin-1")
+    path, wide = write("a.csv", latin), write("b.csv", "text,label\na,1\n".encode("utf-16"))
+    both = {"train": good, "validation": good}
+    for files in ({"train": path}, both | {"validation": path}, both | {"test": path}):
+        assert "0xe9 is not valid utf-8; if it is latin-1, give --data.encoding latin-1" in refusal(**files)
+    assert "this is utf-16 and not utf-8; give --data.encoding utf-16" in refusal(wide)
+    lines = write("a.txt", latin)
+    for read in (lambda: read_table(path), lambda: read_texts(path, "text"), lambda: read_texts(lines, "")):
+        with pytest.raises(InputError, match="if it is latin-1, give --encoding latin-1"):
+            read()
 
 
 def test_many_labels_make_us_ask(write, caplog):

@@ -96,7 +96,10 @@ def test_a_sentence_model_reads_as_far_as_it_was_trained(config, model_folder, s
     assert not np.array_equal(short, embedded(config))
 
 
-def test_a_folder_is_no_output(config, tmp_path):
+def test_a_folder_is_no_output_nor_is_the_input(config, tmp_path):
+    (tmp_path / "texts.npy").write_text("a\n")
+    with pytest.raises(InputError, match="is what is read"):
+        replace(config, input=f"{tmp_path}/texts.npy", output=f"{tmp_path}/./texts.npy").check_files()
     (tmp_path / "there.npy").mkdir()
     with pytest.raises(InputError, match="is a folder; name a file"):
         replace(config, output=str(tmp_path / "there.npy")).check_files()

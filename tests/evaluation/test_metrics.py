@@ -22,7 +22,7 @@ DRAW = np.random.default_rng(0)
 
 
 def two_classes(labels, predictions):
-    return confusion_matrix(np.array(labels), np.array(predictions), 2)
+    return class_counts(np.array(labels), np.eye(2)[predictions])
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 7])
@@ -34,13 +34,34 @@ def test_class_scores_equal_scikit_learn(num_classes, size):
         confusion = confusion_matrix(labels, predictions, num_classes)
         classes = list(range(num_classes))
         assert (confusion == sklearn.metrics.confusion_matrix(labels, predictions, labels=classes)).all()
+        counts = class_counts(labels, np.eye(num_classes)[predictions])
+        assert (counts == np.c_[confusion.sum(1), confusion.sum(0), confusion.diagonal()]).all()
         expected = sklearn.metrics.accuracy_score(labels, predictions)
-        assert accuracy(confusion) == pytest.approx(expected, abs=1e-9)
+        assert accuracy(counts) == pytest.approx(expected, abs=1e-9)
         expected = sklearn.metrics.matthews_corrcoef(labels, predictions)
-        assert matthews_correlation(confusion) == pytest.approx(expected, abs=1e-9)
+        assert matthews_correlation(counts) == pytest.approx(expected, abs=1e-9)
         if num_classes == 2:
             expected = sklearn.metrics.f1_score(labels, predictions, zero_division=0)
-            assert f1(confusion) == pytest.approx(expected, abs=1e-9)
+            assert f1(counts) == pytest.approx(expected, abs=1e-9)
+
+
+def test_tens_of_thousands_of_classes_are_scored_as_scikit_learn_does():
+    labels, logits = DRAW.integers(40_000, size=60), DRAW.normal(size=(60, 40_000))
+    logits[np.arange(30), labels[:30]] = 9.0
+    found, said = task_metrics("classification", labels, logits), logits.argmax(1)
+    assert found["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(labels, said), abs=1e-9)
+    expected = sklearn.metrics.matthews_corrcoef(labels, said)
+    assert found["matthews_correlation"] == pytest.approx(expected, abs=1e-9)
+    assert 0.4 < expected < 0.6
+
+
+@pytest.mark.parametrize("size", [1e-308, 1e-300, 1e-200, 1.0, 1e200, 3e307])
+def test_correlation_does_not_depend_on_the_size_of_the_numbers(size):
+    targets, scores = np.array([1.0, 2.0, 5.0]), np.array([1.0, 3.0, 4.0])
+    expected = scipy.stats.pearsonr(targets, scores).statistic
+    for pair in ((size * targets, scores), (targets, size * scores), (size * targets, size * scores)):
+        assert pearson(*pair) == pytest.approx(expected, abs=1e-9)
+    assert pearson(size * targets, targets) == pytest.approx(1.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("size", [2, 3, 500])
@@ -70,8 +91,8 @@ def test_the_score_is_that_of_the_whole_set():
 
 
 def test_f1_is_that_of_class_1():
-    confusion = two_classes([1, 1, 1, 0, 0, 1], [1, 1, 1, 1, 0, 0])
-    assert (f1(confusion), accuracy(confusion)) == (0.75, pytest.approx(0.66667, abs=1e-5))
+    counts = two_classes([1, 1, 1, 0, 0, 1], [1, 1, 1, 1, 0, 0])
+    assert (f1(counts), accuracy(counts)) == (0.75, pytest.approx(0.66667, abs=1e-5))
     assert f1(two_classes([0, 1, 1, 1], [0, 0, 1, 1])) == pytest.approx(0.8)
     assert f1(two_classes([0, 0], [0, 0])) == 0.0
 
@@ -86,8 +107,8 @@ def test_constant_series_correlate_with_nothing(constant):
 
 
 def test_large_counts_do_not_overflow():
-    confusion = np.array([[300_000_000, 100], [100, 300_000_000]])
-    assert matthews_correlation(confusion) == pytest.approx(1 - 2 * 100 / 300_000_100, abs=1e-9)
+    counts = np.array([[300_000_100, 300_000_100, 300_000_000]] * 2)
+    assert matthews_correlation(counts) == pytest.approx(1 - 2 * 100 / 300_000_100, abs=1e-9)
 
 
 @pytest.mark.parametrize("num_classes", [1, 2, 6])

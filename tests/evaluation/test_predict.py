@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from mlm.config.errors import InputError
 from mlm.config.evaluation import PredictConfig
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.evaluation.predict import predict
+from mlm.evaluation.predict import check_pairs, predict
 from mlm.hub.pretrained import save_pretrained
 from mlm.model.heads import SequenceClassifier
 
@@ -84,6 +84,25 @@ def test_labels_and_probabilities_are_the_stock_class_s(build, run, documents, s
         assert [float(row[f"probability_{label}"]) for label in LABELS] == pytest.approx(
             shares.tolist(), abs=1e-5
         )
+
+
+def test_classes_that_differ_in_capitals_only_are_told_apart(build, run, documents):
+    folder = build(("Yes", "yes", "no"))
+    found = run(folder, [{"text": text} for text in documents[:30]])
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    inputs = tokenizer(documents[:30], return_tensors="pt", truncation=True, padding=True)
+    with torch.no_grad():
+        said = [model.config.id2label[best] for best in model(**inputs).logits.argmax(-1).tolist()]
+    assert [row["label"] for row in found] == said
+    assert {"Yes", "yes"} <= set(said)
+
+
+def test_half_a_surrogate_pair_in_an_id_is_replaced_as_in_texts(build, run):
+    (found,) = run(build(), [{"text": "a lamp \ud800", "key": "k\ud800"}], id_column="key")
+    assert found["row"] == "k?"
 
 
 def test_a_score_is_written_as_a_number(build, run, documents):
@@ -192,3 +211,22 @@ def test_model_without_a_classifier_is_refused(model_folder, run):
         InputError, match="holds no classifier but ModernBertForMaskedLM; mlm finetune makes one"
     ):
         run(str(model_folder), [{"text": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "column", "message"),
+    [
+        (True, None, "text_pair_column=null, but the model was trained on pairs of texts"),
+        (False, "b", "text_pair_column=b, but the model was trained on single texts"),
+        (True, "b", None),
+        (None, "b", None),
+        (None, None, None),
+    ],
+)
+def test_a_model_gets_as_many_texts_as_it_was_trained_on(trained_on, column, message):
+    classifier = ClassifierConfig(("no", "yes"), text_pairs=trained_on)
+    if message is None:
+        check_pairs(classifier, column)
+        return
+    with pytest.raises(InputError, match=message):
+        check_pairs(classifier, column)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from transformers import (
     pipeline,
 )
 
-from mlm.config.errors import InputError
+from mlm.config.errors import DiskError, InputError
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.hub import load_classifier, load_pretrained, save_pretrained
 from mlm.model import MaskedLM
@@ -146,6 +147,28 @@ def test_failed_check_leaves_what_was_there(folder, model, tokenizer):
         save_pretrained(folder, model, tokenizer, 32, "# New")
     assert (folder / "model.safetensors").read_bytes() == before
     assert os.listdir(folder.parent) == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("written", "width"), [("config.json", 16), ("model.safetensors", 16), ("tokenizer.json", 2)]
+)
+def test_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, tokenizer, written, width):
+    model = MaskedLM(replace(MODERN, hidden_size=width, num_attention_heads=1, num_hidden_layers=1))
+    folder = save_pretrained(tmp_path / "model", model, tokenizer, 32, "# Card")
+    before = {name: (folder / name).read_bytes() for name in FILES}
+    order = ["config.json", "model.safetensors", "tokenizer.json"]
+    assert all(len(before[name]) < len(before[written]) for name in order[: order.index(written)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before[written]) - 1, hard))
+    try:
+        with pytest.raises(
+            DiskError, match=r"/model: the model cannot be saved: .*File too large.*; make room"
+        ):
+            save_pretrained(folder, model, tokenizer, 32, "# New")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {name: (folder / name).read_bytes() for name in FILES} == before
+    assert os.listdir(tmp_path) == ["model"]
 
 
 def test_larger_tokenizer_is_refused_with_both_sizes(tmp_path, tokenizer):

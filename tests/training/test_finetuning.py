@@ -23,7 +23,7 @@ from mlm.config.finetune import (
     HeadConfig,
     LabelledConfig,
 )
-from mlm.config.model import ModelConfig
+from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.config.training import LoggingConfig
 from mlm.data.examples import EpochSampler, encode_examples
 from mlm.data.labelled import read_task
@@ -279,6 +279,31 @@ def test_several_labels_are_learnt(tiny, data, capsys):
     ]
 
 
+def test_labels_that_differ_in_capitals_only_are_different_classes(tiny, tmp_path):
+    labels = ["Yes", "yes", "no", "NO"]
+    rows = [[f"the lamp {number} waits", labels[number % 4]] for number in range(48)]
+    train = write(tmp_path / "capitals.csv", [["text", "label"], *rows])
+    config = tiny(files={"train": train, "validation": train})
+    assert finetune(config) == 0
+    stock = AutoModelForSequenceClassification.from_pretrained(folder_of(config) / "model")
+    assert stock.config.id2label == dict(enumerate(sorted(labels)))
+    again = load_classifier(folder_of(config) / "model", ClassifierConfig(("yes", "no", "Yes", "NO")))
+    order = [stock.config.label2id[label] for label in again.classifier_config.labels]
+    assert torch.equal(again.classifier.weight, stock.state_dict()["classifier.weight"][order])
+    assert np.shape(summary_of(config)["confusion"]) == (4, 4)
+
+
+def test_many_classes_have_counts_and_no_confusion_matrix(tiny, tmp_path):
+    rows = [[f"the lamp {number} waits", f"class {number % 24}"] for number in range(48)]
+    train = write(tmp_path / "many.csv", [["text", "label"], *rows])
+    config = tiny(files={"train": train, "validation": train}, trainer={"max_epochs": 1})
+    assert finetune(config) == 0
+    summary = summary_of(config)
+    assert summary["examples_counts"] == {f"class {number}": 2 for number in range(24)}
+    assert "confusion" not in summary
+    assert not (folder_of(config) / "plots" / "confusion.png").exists()
+
+
 def test_frozen_encoder_stays_as_it_was(tiny, encoder):
     config = tiny(trainer={"freeze": "encoder"}, optimizer={"name": "muon", "layer_decay": 0.5})
     finetune(config)
@@ -379,6 +404,14 @@ def test_task_without_files_is_made_of_the_documentation(tiny):
     assert summary["task"] == "python-docs"
     assert list(summary["metrics"]) == ["accuracy", "matthews_correlation"]
     assert summary["labels"] == ["boat", "gull", "harbour", "keeper", "lamp", "neighbour"]
+
+
+def test_classes_without_a_training_example_are_told(tiny, caplog):
+    finetune(tiny(files={"max_train_examples": 1}, trainer={"max_epochs": 1}))
+    assert "classes without a training example, which cannot be learnt: " in caplog.text
+    caplog.clear()
+    finetune(tiny(name="whole", trainer={"max_epochs": 1}))
+    assert "without a training example" not in caplog.text
 
 
 def test_one_class_predicted_is_a_warning(tiny, caplog):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlm.training.outcome import failure, warn_of_one_class
+from mlm.training.outcome import failure, warn_of_one_answer
 
 CLASSES, NUMBERS = np.array([0, 1, 1]), np.array([0.0, 2.5, 5.0])
 SETS = np.array([[False, True], [True, True], [False, False]])
@@ -41,6 +41,14 @@ def test_reasons(losses, labels, logits, expected):
     ],
 )
 def test_warning_of_a_model_that_says_nothing(counts, message, caplog):
-    warn_of_one_class({"predicted_counts": counts, "examples_counts": {"a": 2, "b": 1}})
+    kind = {"label_type": "classification"}
+    warn_of_one_answer(kind | {"predicted_counts": counts, "examples_counts": {"a": 2, "b": 1}})
     assert message in caplog.text
     assert bool(caplog.text) == bool(message)
+
+
+def test_warning_of_a_model_that_gives_every_text_the_same_score(caplog):
+    warn_of_one_answer({"label_type": "regression", "failed": None})
+    assert not caplog.text
+    warn_of_one_answer({"label_type": "regression", "failed": "every text gets the same score"})
+    assert "every text gets the same score; the learning rate may be too high" in caplog.text

@@ -67,4 +67,13 @@ def test_a_changed_configuration_keeps_the_earlier_one(tiny, caplog):
             keep_config(replace(config, seed=7), folder)
         assert (folder / "config-1.yaml").read_text() == first
         assert "seed: 7" in (folder / "config.yaml").read_text()
-        assert "+ seed: 7" in caplog.text
+        assert "config-1.yaml: seed: 0 -> 7\n" in caplog.text
+
+
+def test_what_a_killed_process_left_is_removed(tiny):
+    config = tiny(resume=True)
+    with run_folder(config) as folder:
+        pass
+    (folder / ".config.new.yaml.123").touch()
+    with run_folder(config):
+        assert {path.name for path in folder.iterdir()} == {"config.yaml", ".lock"}

@@ -22,7 +22,7 @@ from mlm.config.finetune import (
 )
 from mlm.config.glue import GLUE_TASKS, TaskRecipe
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.config.parse import save_config
+from mlm.config.parse import read_group, save_config
 from mlm.config.suite import units
 from mlm.config.training import LoggingConfig
 from mlm.data.examples import encode_examples
@@ -116,9 +116,8 @@ def test_all_tasks_leave_runs_table_picture_and_submission(tiny, glue_dir, capsy
     expected = answer(model, "ax", "diagnostic", str(glue_dir), 32, 4)
     assert [line.split("\t")[1] for line in ours.splitlines()[1:]] == expected
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert any(
-        text.endswith("QQP has 5 of 390,965 rows of test; the server refuses that") for text in warnings
-    )
+    told = "QQP/test.tsv has 5 of 390,965 rows of test; the server refuses that"
+    assert any(text.endswith(told) for text in warnings)
     assert "QQP answers 5 of 390,965 rows of test" in warnings[-1]
     assert warnings[-1].startswith("the server will refuse it: ")
 
@@ -133,21 +132,27 @@ def test_single_run_of_mnli_scores_both_sets_and_is_no_suite(tiny):
     assert not (folder_of(config) / "glue.json").exists()
 
 
-class KilledInTheSecondRun(finetuning.Stopwatch):
-    """Sends the signal of a cluster that wants its machine back."""
+class Killed(finetuning.Stopwatch):
+    """Sends the signal of a cluster that wants its machine back, in the first run of RTE."""
+
+    in_last_step = False
 
     def on_step_end(self, trainer, module):
         super().on_step_end(trainer, module)
-        if module.config.task == ["rte"] and trainer.global_step == 2:
+        last = self.progress.planned_steps if self.in_last_step else 2
+        if module.config.task == ["rte"] and module.config.seed == 1 and trainer.global_step == last:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_stopped_suite_goes_on_and_ends_as_if_it_had_not_been_stopped(tiny, monkeypatch):
+@pytest.mark.parametrize("in_last_step", [False, True])
+def test_stopped_suite_goes_on_and_ends_as_if_it_had_not_been_stopped(tiny, monkeypatch, in_last_step):
     whole, stopped = (tiny("sst2", "rte", name=name, seeds=[1, 2]) for name in ("whole", "stopped"))
     finetune_all(whole)
     with monkeypatch.context() as patch:
-        patch.setattr(finetuning, "Stopwatch", KilledInTheSecondRun)
+        patch.setattr(finetuning, "Stopwatch", Killed)
+        patch.setattr(Killed, "in_last_step", in_last_step)
         assert finetune_all(stopped) == 128 + signal.SIGTERM
+    assert (folder_of(stopped) / "rte" / "seed-1" / "summary.json").exists() == in_last_step
     finished = [folder_of(stopped) / "sst2" / f"seed-{seed}" / "summary.json" for seed in (1, 2)]
     times = [path.stat().st_mtime_ns for path in finished]
     assert not (folder_of(stopped) / "glue.json").exists()
@@ -162,11 +167,19 @@ def test_stopped_suite_goes_on_and_ends_as_if_it_had_not_been_stopped(tiny, monk
         assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_suite_grows_by_seeds_and_finished_runs_stay(tiny):
-    finetune_all(tiny("rte", "wnli", seeds=[1]))
-    config = tiny("rte", "wnli", seeds=[1, 2])
+def test_suite_grows_by_seeds_and_finished_runs_stay(tiny, caplog):
+    first, config = (tiny("rte", "wnli", seeds=seeds) for seeds in ([1], [1, 2]))
+    folder_of(config).mkdir(parents=True)
+    for name in (".config.new.yaml.7", "config.new.yaml"):  # as a process leaves it that is killed at once
+        (folder_of(config) / name).write_text("half a f")
+    first.check_files()
+    finetune_all(first)
+    assert not [path.name for path in folder_of(config).iterdir() if "new" in path.name]
     before = (folder_of(config) / "rte" / "seed-1" / "summary.json").stat().st_mtime_ns
-    finetune_all(config)
+    config.check_files()
+    with caplog.at_level("INFO"):
+        finetune_all(config)
+    assert "config-1.yaml: seeds: 1 -> 1,2\n" in caplog.text
     assert read(folder_of(config) / "glue.json")["tasks"]["rte"]["seeds"] == [1, 2]
     assert (folder_of(config) / "rte" / "seed-1" / "summary.json").stat().st_mtime_ns == before
 
@@ -313,10 +326,6 @@ def test_what_is_missing_is_told_before_anything_is_trained(tiny, glue_dir):
     (glue_dir / "QQP" / "test.tsv").unlink()
     with pytest.raises(InputError, match=r"QQP has no test\.tsv"):
         finetune_all(tiny("all", submit=True))
-    with pytest.raises(
-        InputError, match=r"submit=true: the server wants all tasks; add cola, .*, ax to --task"
-    ):
-        finetune_all(tiny("sst2", "rte", submit=True))
     (glue_dir / "RTE" / "dev.tsv").unlink()
     with pytest.raises(InputError, match=r"RTE has no dev\.tsv"):
         finetune_all(tiny("sst2", "rte"))
@@ -388,6 +397,53 @@ def test_runs_on_several_devices_end_as_one_after_another(tiny):
         assert without_times(read(one / "summary.json")) == without_times(read(other / "summary.json"))
         assert (other.parent / "seed-0.log").exists()
     assert "the loss is not finite" in read(folder_of(bad) / "summary.json")["failed"]
+
+
+def test_suite_whose_data_changed_does_not_go_on(tiny, tmp_path):
+    path = tmp_path / "own.csv"
+    rows = [f"the lamp {number},{number % 2}" for number in range(20)]
+    path.write_text("\n".join(["text,label", *rows]))
+    for name, options in (
+        ("seeds", {"seeds": [1, 2]}),
+        ("grid", {"recipes": [TaskRecipe("all", lr=[1e-3, 2e-3])]}),
+    ):
+        config = tiny(name=name, data={"train": str(path)}, **options)
+        finetune_all(config)
+        config.check_files()
+    path.write_text("\n".join(["text,label", *rows[1:]]))
+    for name in ("seeds", "grid"):
+        stored = read_group(FinetuneConfig, tmp_path / "runs" / name / "config.yaml")
+        with pytest.raises(InputError, match=rf"own.csv has changed since .*{name} was started"):
+            stored.check_files()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"metrics": {}}', ""])
+def test_run_with_a_damaged_summary_is_done_again(tiny, caplog, content):
+    config = tiny("rte", "wnli")
+    finetune_all(config)
+    tables = read(folder_of(config) / "glue.json")["tasks"]
+    summary = folder_of(config) / "rte" / "seed-0" / "summary.json"
+    before = without_times(read(summary))
+    summary.write_text(content)
+    finetune_all(config)
+    assert f"{summary} is damaged: the run is done again" in caplog.text
+    assert without_times(read(summary)) == before
+    assert read(folder_of(config) / "glue.json")["tasks"] == tables
+
+
+def test_grid_with_damaged_summaries_keeps_its_best_point(tiny, caplog):
+    config = tiny("rte", "wnli", recipes=[TaskRecipe("rte", lr=[1e-9, 3e-3])], trainer={"max_epochs": 6})
+    finetune_all(config)
+    folder = folder_of(config) / "rte" / "seed-0"
+    before = without_times(read(folder / "summary.json"))
+    best = f"point-{before['grid_point']}"
+    weights = (folder / "model" / "model.safetensors").read_bytes()
+    for path in (folder / best / "summary.json", folder / "summary.json"):
+        path.write_text("{")
+    finetune_all(config)
+    assert without_times(read(folder / "summary.json")) == before
+    assert (folder / "model" / "model.safetensors").read_bytes() == weights
+    assert [path.parent for path in folder.rglob("model")] == [folder]
 
 
 def test_damaged_start_of_a_run_is_done_again(tiny):

@@ -1,0 +1,71 @@
+"""How a run ends on a signal: after the current step, with nothing half done."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from mlm.training.callbacks import StepCallback
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class GracefulStop(StepCallback):
+    """On SIGTERM, SIGINT or SIGUSR1, ends the run after the current step; the saver then keeps it.
+
+    Installed when training starts, after Lightning's own handlers, which would save nothing. What was there
+    before both comes back in the end.
+    """
+
+    signal: int | None = None
+
+    def __init__(self) -> None:
+        self._before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        """Install the handlers."""
+        super().on_train_start(trainer, module)
+        self._install()
+
+    def _install(self) -> None:
+        for number in SIGNALS:
+            signal.signal(number, self._note)
+
+    def _give_back(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Only note signals while something is brought to its end."""
+        self._install()
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:  # asked twice: the user does not want to wait
+            os._exit(128 + number)
+        self.signal = self.signal or number  # a scheduler and a launcher may both pass on the same stop
+
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Stop all ranks together as soon as one was signalled."""
+        number = torch.tensor(float(self.signal or 0), device=module.device)
+        if trainer.world_size > 1:
+            number = trainer.strategy.reduce(number, reduce_op="max")
+        if self.signal is not None or (trainer.world_size > 1 and number.item()):
+            self.signal = int(number.item())
+            trainer.should_stop = True
+
+    def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
+        """Give the handlers back."""
+        if stage == "fit":
+            self._give_back()

@@ -1,0 +1,40 @@
+"""Signals around a run: who has the handlers when."""
+
+import os
+import signal
+
+import pytest
+
+from mlm.training.stopping import SIGNALS, GracefulStop
+
+
+@pytest.fixture(autouse=True)
+def own_handlers():
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def handlers():
+    return [signal.getsignal(number) for number in SIGNALS]
+
+
+def test_what_was_there_before_lightning_comes_back():
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    stop = GracefulStop()
+    signal.signal(signal.SIGTERM, lambda number, frame: None)  # as Lightning does when training begins
+    stop._install()
+    assert signal.SIG_DFL not in handlers()
+    stop.teardown(None, None, "fit")
+    assert handlers() == [signal.SIG_DFL] * 3
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signals_are_noted_while_something_is_brought_to_its_end(number):
+    stop, before = GracefulStop(), handlers()
+    with stop.noting():
+        os.kill(os.getpid(), number)
+    assert stop.signal == number
+    assert handlers() == before
