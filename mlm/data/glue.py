@@ -25,6 +25,7 @@ from mlm.config.glue import DIAGNOSTIC, MNLI
 from mlm.config.model import LabelType
 from mlm.data.formats import READ_ERRORS, one_line, split_lines, text_blocks
 from mlm.data.glue_hub import read_hub_part
+from mlm.data.glue_sizes import OFFICIAL_DEV, dev_in_words, odd_size
 from mlm.data.labelled import Examples, LabelledTask
 from mlm.data.tables import without_quotes
 
@@ -133,13 +134,17 @@ def read_glue(name: str, glue_dir: str | None) -> LabelledTask:
         extra[MISMATCHED] = read_part(name, "dev_mismatched", glue_dir)
     elif name == MNLI:
         log.warning("mnli: there is no dev_mismatched.tsv, so accuracy_mismatched is left out")
+    rows = {dev: len(validation)} | {f"dev{suffix}": len(part) for suffix, part in extra.items()}
+    dev_is = dev_in_words(name, rows)
+    if dev_is != OFFICIAL_DEV:
+        log.warning("%s: there are %s, so scores cannot be compared with those of others", name, dev_is)
     return LabelledTask(
         name,
         spec.label_type,
         spec.labels,
         train,
         validation,
-        "the official dev set",
+        dev_is,
         metrics=spec.metrics,
         scored=extra,
     )
@@ -151,6 +156,28 @@ def submitted_parts(name: str) -> dict[str, str]:
     if name == MNLI:
         return {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm"}
     return {"diagnostic" if name == DIAGNOSTIC else "test": spec.submission or spec.folder}
+
+
+def warn_of_sizes(name: str, glue_dir: str | None, with_test: bool) -> None:
+    """Tell, before anything is trained, what is missing in the averages and wrong in a submission.
+
+    Args:
+        name: the task.
+        glue_dir: folder of the official folders; None: the hub, which has all.
+        with_test: whether the answers are submitted.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    if glue_dir is None:
+        return
+    if name == MNLI and not has_part(name, "dev_mismatched", glue_dir):
+        log.warning("mnli: without dev_mismatched the averages over nine columns cannot be given")
+    for part in submitted_parts(name) if with_test else ():
+        odd = odd_size(name, part, len(read_part(name, part, glue_dir)))
+        if odd:
+            file = find_part(name, part, glue_dir)[0]
+            log.warning("submit=true: %s has %s; the server refuses that", file, odd)
 
 
 def check_parts(name: str, glue_dir: str | None, with_test: bool = False) -> None:

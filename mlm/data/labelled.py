@@ -88,6 +88,8 @@ class LabelledTask:
     """The scores asked for, the one that ranks epochs first; none: all that there are."""
     scored: dict[str, Examples] = field(default_factory=dict)
     """Further sets to score once, at the end: what each adds to the names of its scores."""
+    scored_is: str = ""
+    """Where those are from that add nothing to the names, in words; empty: there are none."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ def with_holdout(task: LabelledTask, fraction: float) -> LabelledTask:
     train, held_out = hold_out(task.train, fraction, task.name)
     where = f"{fraction:.0%} of train, chosen by a hash of the text"
     scored = {"": task.validation, **task.scored}
-    return replace(task, train=train, validation=held_out, validation_is=where, scored=scored)
+    task = replace(task, scored=scored, scored_is=task.validation_is)
+    return replace(task, train=train, validation=held_out, validation_is=where)
 
 
 def with_fewer(task: LabelledTask, most: int | None) -> LabelledTask:

@@ -1,4 +1,4 @@
-"""Many runs in one table: statistics over seeds, and the averages under which papers report GLUE.
+"""Many runs in one report: statistics over seeds, and the averages under which papers report GLUE.
 
 Averages of different papers cannot be compared, since each takes other columns; `AVERAGES` says which. All
 four are given side by side, of whatever examples the scores are: those of the dev sets here, whereas BERT's
@@ -80,9 +80,10 @@ def summarize(runs: Mapping[str, Sequence[Json]]) -> Json:
             to no score at all is counted as failed only.
 
     Returns:
-        `tasks`: for each its seeds, failed runs, selection and, for each metric, mean, std (of a sample; None
-        of a single run), median, n and values. `averages`: for each the value from the means, the one from
-        the medians, what is missing, and the protocol in words.
+        `tasks`: for each its seeds, failed runs, selection, examples and, for each metric, mean, std (of a
+        sample; None of a single run), median, n, values, the same by seed, and the mean without failed runs
+        (None where that is no other). `averages`: for each the value from the means, the one from the
+        medians, what is missing, and the protocol in words.
     """
     tasks = {name: _task_facts(summaries) for name, summaries in runs.items()}
     return {"tasks": tasks, "averages": {name: _average(rule, tasks) for name, rule in AVERAGES.items()}}
@@ -95,19 +96,25 @@ def _task_facts(summaries: Sequence[Json]) -> Json:
         "seeds": [summary["seed"] for summary in summaries],
         "failed": failed,
         "selection": "; ".join(dict.fromkeys(str(one.get("selection", "")) for one in summaries)),
+        "num_train_examples": max(one["num_train_examples"] for one in summaries),
         "num_validation_examples": max(one["num_validation_examples"] for one in summaries),
+        "validation_examples": next(filter(None, (one.get("validation_examples") for one in summaries)), ""),
         "metrics": {name: _statistics(summaries, name) for name in names},
     }
 
 
 def _statistics(summaries: Sequence[Json], name: str) -> Json:
-    values = [summary["metrics"][name] for summary in summaries if name in summary["metrics"]]
+    scored = [summary for summary in summaries if name in summary["metrics"]]
+    values = [summary["metrics"][name] for summary in scored]
+    good = [summary["metrics"][name] for summary in scored if not summary.get("failed")]
     return {
         "mean": statistics.fmean(values),
         "std": statistics.stdev(values) if len(values) > 1 else None,
         "median": statistics.median(values),
         "n": len(values),
         "values": values,
+        "by_seed": {str(summary["seed"]): summary["metrics"][name] for summary in scored},
+        "mean_without_failed": statistics.fmean(good) if 0 < len(good) < len(values) else None,
     }
 
 
@@ -132,42 +139,6 @@ def _average(rule: Average, tasks: Json) -> Json:
         "value": mean_of("mean"),
         "of_medians": mean_of("median"),
         "missing": missing,
+        "title": rule.title,
         "protocol": rule.protocol,
     }
-
-
-def to_markdown(report: Json) -> str:
-    """Return the report as Markdown tables, scores times 100."""
-    lines = [
-        f"# {report['name']}",
-        "",
-        f"Started from {report['model']}. Scores times 100, of the dev sets. {report['protocol']}",
-        "",
-        "| task | score | mean | std | median | n | failed | selection |",
-        "|---|---|--:|--:|--:|--:|---|---|",
-    ]
-    for task, facts in report["tasks"].items():
-        reasons = dict.fromkeys(facts["failed"].values())
-        failed = "; ".join(f"seed {_seeds(facts['failed'], reason)}: {reason}" for reason in reasons)
-        for metric, figures in facts["metrics"].items() or [("no score", {"n": 0})]:
-            numbers = " | ".join(_shown(figures.get(key)) for key in ("mean", "std", "median"))
-            count = f"{figures['n']} | {failed or 'none'} | {facts['selection']}"
-            lines.append(f"| {task} | {metric} | {numbers} | {count} |")
-    lines += ["", "| average | of means | of medians | what it is |", "|---|--:|--:|---|"]
-    for name, facts in report["averages"].items():
-        protocol = facts["protocol"]
-        if facts["missing"]:
-            there = report["tasks"]
-            names = (name if name.split()[0] in there else name.split()[0] for name in facts["missing"])
-            protocol += f"; missing: {', '.join(dict.fromkeys(names))}"
-        numbers = f"{_shown(facts['value'])} | {_shown(facts['of_medians'])}"
-        lines.append(f"| {AVERAGES[name].title} | {numbers} | {protocol} |")
-    return "\n".join(lines) + "\n"
-
-
-def _seeds(failed: Mapping[str, str], reason: str) -> str:
-    return ", ".join(seed for seed, why in failed.items() if why == reason)
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f}"

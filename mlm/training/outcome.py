@@ -162,7 +162,7 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
         "elapsed_s": progress.elapsed_s,
         "train_examples_per_second": progress.rows / (progress.elapsed_s - progress.validation_s),
         "model_dir": str(folder / "model"),
-        "validation_examples": "the official dev set" if is_split else task.validation_is,
+        "validation_examples": task.scored_is or task.validation_is,
         "selection": outcome.selection(),
         "failed": failure(losses, examples.labels, logits),
         "epoch": outcome.kept.number,
@@ -172,6 +172,7 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
         "max_length": prepared.max_length,
         "truncated_fraction": prepared.truncated_fraction,
         "init": config.model,
+        "num_encoder_parameters": sum(weight.numel() for weight in model.encoder.parameters()),
         "has_pairs": task.train.pairs is not None,
     }
     if is_split:

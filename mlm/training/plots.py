@@ -50,34 +50,51 @@ def plot_confusion(confusion: npt.NDArray[np.int64], labels: list[str], path: Pa
     _save(figure, path)
 
 
-def plot_scores(tasks: Mapping[str, Any], averages: Mapping[str, Any], path: Path) -> None:
-    """Draw the mean of every score with its standard deviation and the single runs, then the averages."""
+def plot_scores(tasks: Mapping[str, Any], averages: Mapping[str, Any], path: Path, title: str) -> None:
+    """Draw the mean of every score with its standard deviation and the single runs, then the averages.
+
+    Bars with a failed run in them are hatched; scores are times 100, as in the table.
+
+    Args:
+        tasks: as in `summarize`.
+        averages: as in `summarize`; those that cannot be given are left out.
+        path: the picture.
+        title: what it is of.
+    """
     bars = [
-        (f"{task}\n{metric.replace('_', chr(10))}", figures["mean"], figures["std"] or 0.0, figures["values"])
+        (f"{task} {metric.replace('_', ' ')}", figures, facts["failed"].keys() & figures["by_seed"].keys())
         for task, facts in tasks.items()
         for metric, figures in facts["metrics"].items()
     ]
-    means = [(name.replace("_", chr(10)), facts["value"]) for name, facts in averages.items()]
-    means = [(name, value) for name, value in means if value is not None]
-    figure, axes = pyplot.subplots(figsize=(2 + 0.9 * (len(bars) + len(means)), 4.5))
-    places = np.arange(len(bars))
-    axes.bar(
-        places, [bar[1] for bar in bars], yerr=[bar[2] for bar in bars], color="C0", alpha=0.6, capsize=3
-    )
-    for place, (_, _, _, values) in zip(places, bars, strict=True):
-        axes.plot([place] * len(values), values, "k.", ms=4)
+    means = [(facts["title"], facts["value"]) for facts in averages.values() if facts["value"] is not None]
+    figure, axes = pyplot.subplots(figsize=(min(4 + 0.45 * (len(bars) + len(means)), 10), 5))
+    for place, (_, figures, failed) in enumerate(bars):
+        hatch = "///" if failed else None
+        axes.bar(place, 100 * figures["mean"], color="C0", alpha=0.6, hatch=hatch)
+        if figures["std"] is not None:
+            axes.errorbar(place, 100 * figures["mean"], 100 * figures["std"], color="dimgray", capsize=3)
+            axes.plot([place] * figures["n"], 100 * np.array(figures["values"]), "k.", ms=4)
     of_means = len(bars) + np.arange(len(means)) + 0.5
-    axes.bar(of_means, [value for _, value in means], color="C1")
+    axes.bar(of_means, [100 * value for _, value in means], color="C1")
     names = [bar[0] for bar in bars] + [name for name, _ in means]
-    axes.set_xticks([*places, *of_means], names, fontsize=8)
+    axes.set_xticks([*range(len(bars)), *of_means], names, fontsize=8, rotation=40, ha="right")
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(-0.8, max([*range(len(bars)), *of_means], default=0) + 0.8)
     axes.axhline(0, color="gray", lw=0.7)
-    axes.set_ylabel("score: mean and standard deviation")
+    axes.set_ylabel("score x 100")
+    notes = [
+        "bars: means",
+        "lines: standard deviations, dots: runs" if any(bar[1]["n"] > 1 for bar in bars) else "",
+        "hatched: with failed runs" if any(bar[2] for bar in bars) else "",
+    ]
+    axes.set_title(f"{title}\n{'; '.join(filter(None, notes))}", fontsize=10)
     axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
     _save(figure, path)
 
 
 def _save(figure: Figure, path: Path) -> None:
     figure.tight_layout()
     path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -29,22 +29,15 @@ from mlm.config.suite import (
     read_digests,
     units,
 )
-from mlm.data.glue import check_parts, submitted_parts
-from mlm.evaluation.glue_table import summarize, to_markdown
+from mlm.data.glue import check_parts, submitted_parts, warn_of_sizes
+from mlm.data.glue_sizes import odd_size
 from mlm.evaluation.submission import answer, answer_table, write_submission
 from mlm.training.devices import run_on_devices, visible_devices
 from mlm.training.epochs import Diverged
 from mlm.training.finetuning import finetune, forget
-from mlm.training.plots import plot_scores
-from mlm.training.reporting import (
-    build_tracker,
-    pretraining_run,
-    resolve_tracking,
-    run_title,
-    track_picture,
-    track_table,
-)
+from mlm.training.reporting import resolve_tracking, run_title
 from mlm.training.run_folder import keep_config, run_folder
+from mlm.training.suite_report import track, write_report
 from mlm.training.summary import write_summary
 
 Json = dict[str, Any]
@@ -206,6 +199,8 @@ def run_suite(config: FinetuneConfig) -> int:
     for task in config.task:
         check_parts(task, config.glue_dir, with_test=config.submit)
     top = Path(config.runs_dir, str(config.name))
+    for task in config.task:
+        warn_of_sizes(task, config.glue_dir, with_test=config.submit)
     with run_folder(replace(config, resume=top.exists())) as folder:
         keep_config(config, folder)
         keep_digests(config, folder)
@@ -289,28 +284,19 @@ def answers_of(config: FinetuneConfig, task: str, model: str) -> dict[str, list[
 
 
 def report(config: FinetuneConfig, folder: Path, runs: Sequence[FinetuneConfig]) -> None:
-    """Write glue.json, glue.md, the picture and the submission, and print the table."""
-    by_task: dict[str, list[Json]] = {}
+    """Write the submission and the report of a suite, and print the table."""
+    own = Path(config.data.train).name if config.data.train else OWN_DATA
+    by_task: dict[str, list[FinetuneConfig]] = {}
     for run in runs:
-        by_task.setdefault(run.task[0] if run.task else OWN_DATA, []).append(read_summary(run))
-    order = [task for task in (*GLUE_TASKS, OWN_DATA) if task in by_task]
-    summaries = {task: by_task[task] for task in order}
-    start = (
-        "RTE, MRPC and STS-B from the model tuned on MNLI" if config.start_from_mnli else "every task alone"
-    )
-    facts = {"name": config.name, "model": config.model, "protocol": f"Runs: {start}."}
-    result: Json = facts | summarize(summaries)
-    if config.submit:
-        result["submission"] = submit(config, folder, summaries)
-    text = to_markdown(result)
-    (folder / "glue.md").write_text(text, encoding="utf-8")
-    plot_scores(result["tasks"], result["averages"], folder / "plots" / "glue.png")
-    write_summary(folder / "glue.json", result)
-    track(config, folder, result)
-    print(f"\n{text}\ntable           {folder / 'glue.md'}, {folder / 'glue.json'}")
-    print(f"picture         {folder / 'plots' / 'glue.png'}")
-    if config.submit:
-        print(f"submission      {result['submission']['file']}")
+        by_task.setdefault(run.task[0] if run.task else own, []).append(run)
+    units = {task: by_task[task][0] for task in (*GLUE_TASKS, own) if task in by_task}
+    summaries = {task: [read_summary(run) for run in by_task[task]] for task in units}
+    submission = submit(config, folder, summaries) if config.submit else None
+    track(config, folder, write_report(config, folder, units, summaries, submission))
+    if submission:
+        print(f"submission      {submission['file']}")
+        if submission["refused"]:
+            log.warning("the server will refuse it: %s", ", ".join(submission["refused"]))
 
 
 def submit(config: FinetuneConfig, folder: Path, summaries: dict[str, list[Json]]) -> Json:
@@ -326,23 +312,7 @@ def submit(config: FinetuneConfig, folder: Path, summaries: dict[str, list[Json]
     for task, model in models.items():
         answers |= answers_of(config, task, model)
     write_submission(folder / "submission.zip", answers)
-    return {"file": str(folder / "submission.zip"), "models": models}
-
-
-def track(config: FinetuneConfig, folder: Path, result: Json) -> None:
-    """Give table and picture to the tracker, in a run of their own beside those of the tasks."""
-    tracker = build_tracker(config, config.logging, folder, group=pretraining_run(str(config.model)))
-    if not tracker:
-        return
-    columns = ["task", "score", "mean", "std", "median", "n"]
-    rows = [
-        [task, metric, *(figures[name] for name in columns[2:])]
-        for task, facts in result["tasks"].items()
-        for metric, figures in facts["metrics"].items()
-    ]
-    means = [
-        ["average", name, facts["value"], None, None, None] for name, facts in result["averages"].items()
-    ]
-    track_table([tracker], "glue", columns, rows + means)
-    track_picture([tracker], "plots/glue", folder / "plots" / "glue.png")
-    tracker.experiment.finish()
+    parts = {name: (task, part) for task in models for part, name in submitted_parts(task).items()}
+    odd = {name: odd_size(*parts[name], len(given)) for name, given in answers.items()}
+    refused = [f"{name} answers {what}" for name, what in odd.items() if what]
+    return {"file": str(folder / "submission.zip"), "models": models, "refused": refused}

@@ -10,10 +10,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, Features
+from glue_folder import write_glue
 
 from mlm.config.errors import InputError
 from mlm.config.glue import GLUE_TASKS
-from mlm.data.glue import TASKS, check_parts, has_part, read_glue, read_part, submitted_parts
+from mlm.data.glue import (
+    TASKS,
+    check_parts,
+    has_part,
+    read_glue,
+    read_part,
+    submitted_parts,
+    warn_of_sizes,
+)
+from mlm.data.glue_sizes import OFFICIAL_ROWS, dev_in_words, odd_size
 
 
 def rewrite(path, change):
@@ -278,6 +288,36 @@ def test_hub_that_is_not_reachable_is_told_within_seconds(monkeypatch):
     with pytest.raises(InputError, match=r"nyu-mll/glue cannot be reached, nor is rte .* with --glue_dir"):
         read_glue("rte", None)
     assert time.monotonic() - start < 10
+
+
+def test_set_of_another_size_is_not_called_official(tmp_path, caplog):
+    assert list(OFFICIAL_ROWS) == list(TASKS)
+    for name, rows in OFFICIAL_ROWS.items():
+        assert [part for part in rows if not part.startswith("dev")] == list(submitted_parts(name))
+    assert dev_in_words("mnli", {"dev_matched": 9815, "dev_mismatched": 9832}) == "the official dev set"
+    assert dev_in_words("mnli", {"dev_matched": 1000}) == "1,000 of 9,815 rows of dev_matched"
+    found = dev_in_words("mnli", {"dev_matched": 9, "dev_mismatched": 9})
+    assert found == "9 of 9,815 rows of dev_matched and 9 of 9,832 rows of dev_mismatched"
+    assert odd_size("rte", "test", 3000) is None
+    folder = str(write_glue(tmp_path / "rte", dev=277))
+    assert read_glue("rte", folder).validation_is == "the official dev set"
+    assert "cannot be compared" not in caplog.text
+    assert read_glue("sst2", folder).validation_is == "277 of 872 rows of dev"
+    assert "sst2: there are 277 of 872 rows of dev, so scores cannot be compared" in caplog.text
+
+
+def test_what_averages_and_a_submission_lack_is_told(tmp_path, glue_dir, caplog):
+    whole = str(write_glue(tmp_path / "whole", test=1102))
+    warn_of_sizes("ax", whole, with_test=True)
+    warn_of_sizes("mnli", whole, with_test=False)
+    assert not caplog.text
+    warn_of_sizes("mnli", str(glue_dir), with_test=True)
+    for part, words in (("test_matched", "5 of 9,796 rows of"), ("test_mismatched", "6 of 9,847 rows of")):
+        told = f"submit=true: {glue_dir}/MNLI/{part}.tsv has {words} {part}; the server refuses that"
+        assert told in caplog.text
+    (glue_dir / "MNLI" / "dev_mismatched.tsv").unlink()
+    warn_of_sizes("mnli", str(glue_dir), with_test=False)
+    assert "mnli: without dev_mismatched the averages over nine columns cannot be given" in caplog.text
 
 
 @pytest.mark.network

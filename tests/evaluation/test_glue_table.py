@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
-from mlm.evaluation.glue_table import AVERAGES, summarize, to_markdown
+from mlm.evaluation.glue_table import summarize
 
 HF_ROW = {
     "cola": {"matthews_correlation": 56.53},
@@ -40,6 +38,7 @@ def run(metrics, seed=1, failed=None):
         "metrics": metrics,
         "failed": failed,
         "selection": "last epoch",
+        "num_train_examples": 100,
         "num_validation_examples": 10,
     }
 
@@ -75,6 +74,8 @@ def test_statistics_over_seeds():
     assert figures["std"] == pytest.approx(np.std(values, ddof=1))
     assert figures["median"] == pytest.approx(np.median(values))
     assert (figures["n"], figures["values"], facts["seeds"]) == (4, values, [0, 1, 2, 3])
+    assert figures["by_seed"] == {"0": 0.5, "1": 0.7, "2": 0.6, "3": 0.9}
+    assert figures["mean_without_failed"] is None
     assert summarize({"rte": runs[:1]})["tasks"]["rte"]["metrics"]["accuracy"]["std"] is None
 
 
@@ -86,31 +87,11 @@ def test_average_of_medians():
     assert found["value"] == pytest.approx(81.55 - 65.70 / 24, abs=0.005)
 
 
-def test_failed_runs_count_and_are_shown_those_without_a_score_only_shown():
+def test_failed_runs_count_and_the_mean_without_them_is_there_too():
     reason = "only one class is predicted"
     runs = [run({"accuracy": 0.8}, 1), run({"accuracy": 0.4}, 2, reason), run({}, 3, "the loss is lost")]
-    report = summarize({"rte": runs})
-    figures = report["tasks"]["rte"]["metrics"]["accuracy"]
+    figures = summarize({"rte": runs})["tasks"]["rte"]["metrics"]["accuracy"]
     assert (figures["mean"], figures["n"]) == (pytest.approx(0.6), 2)
-    text = to_markdown({"name": "x", "model": "m", "protocol": "Runs.", **report})
-    assert (
-        f"| rte | accuracy | 60.00 | 28.28 | 60.00 | 2 | seed 2: {reason}; seed 3: the loss is lost |" in text
-    )
-    report = summarize({"rte": [run({}, 3, "lost")]})
-    text = to_markdown({"name": "x", "model": "m", "protocol": "Runs.", **report})
-    assert "| rte | no score | - | - | - | 0 | seed 3: lost |" in text
-
-
-def test_table_names_what_an_average_lacks_by_task():
-    row = {"rte": {"accuracy": 0.6}, "mnli": {"accuracy": 0.8}}
-    report = summarize({task: [run(metrics)] for task, metrics in row.items()})
-    text = to_markdown({"name": "x", "model": "m", "protocol": "Runs.", **report})
-    assert "; missing: cola, sst2, qnli, mrpc, qqp, stsb, mnli accuracy_mismatched |" in text
-
-
-def test_table_has_all_scores_and_averages_and_is_plain_json():
-    report = summarize({task: [run(metrics)] for task, metrics in HF_ROW.items()})
-    text = to_markdown({"name": "x", "model": "m", "protocol": "Runs.", **json.loads(json.dumps(report))})
-    lines = text.splitlines()
-    assert sum(line.startswith("| ") for line in lines) == 2 + 13 + len(AVERAGES)
-    assert len({line.count("|") for line in lines[4:19]}) == 1
+    assert figures["mean_without_failed"] == 0.8
+    figures = summarize({"rte": runs[1:]})["tasks"]["rte"]["metrics"]["accuracy"]
+    assert figures["mean_without_failed"] is None, "there is no other run"

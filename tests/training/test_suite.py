@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import zipfile
 from pathlib import Path
@@ -88,7 +89,7 @@ def without_times(summary):
     }
 
 
-def test_all_tasks_leave_runs_table_picture_and_submission(tiny, glue_dir, capsys):
+def test_all_tasks_leave_runs_table_picture_and_submission(tiny, glue_dir, capsys, caplog):
     config = tiny("all", submit=True)
     assert finetune_all(config) == 0
     folder = folder_of(config)
@@ -114,6 +115,11 @@ def test_all_tasks_leave_runs_table_picture_and_submission(tiny, glue_dir, capsy
     model = str(folder / "mnli" / "seed-0" / "model")
     expected = answer(model, "ax", "diagnostic", str(glue_dir), 32, 4)
     assert [line.split("\t")[1] for line in ours.splitlines()[1:]] == expected
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    told = "QQP/test.tsv has 5 of 390,965 rows of test; the server refuses that"
+    assert any(text.endswith(told) for text in warnings)
+    assert "QQP answers 5 of 390,965 rows of test" in warnings[-1]
+    assert warnings[-1].startswith("the server will refuse it: ")
 
 
 def test_single_run_of_mnli_scores_both_sets_and_is_no_suite(tiny):
@@ -194,6 +200,7 @@ def test_grid_is_decided_by_what_is_asked_for(tiny, selection, capsys):
         (1e-9, 6),
     ]
     assert (summary["num_train_examples"] < 24) == (selection == "holdout")
+    assert summary["validation_examples"] == "12 of 277 rows of dev"
     assert summary["num_validation_examples"] == 12
     where = "a part held out of train" if selection == "holdout" else "the very examples reported: optimistic"
     assert summary["selection"] == f"best of 3 settings by accuracy on {where}"
@@ -310,6 +317,9 @@ def test_fewer_training_examples_are_the_same_ones_for_every_seed(tiny):
     finetune_all(config)
     for seed in (1, 2):
         assert read(folder_of(config) / "rte" / f"seed-{seed}" / "summary.json")["num_train_examples"] == 10
+    text = (folder_of(config) / "glue.md").read_text()
+    assert "**Trained on 10 examples only (data.max_train_examples): rte.**" in text
+    assert "**Not the official dev sets: rte 12 of 277 rows of dev.**" in text
 
 
 def test_what_is_missing_is_told_before_anything_is_trained(tiny, glue_dir):
@@ -327,8 +337,15 @@ def test_several_seeds_of_own_data(tiny, tmp_path):
     (tmp_path / "own.csv").write_text("\n".join(["text,label", *rows]))
     config = tiny(seeds=[1, 2], data={"train": str(tmp_path / "own.csv")})
     finetune_all(config)
-    facts = read(folder_of(config) / "glue.json")["tasks"]["own-data"]
-    assert facts["metrics"]["accuracy"]["n"] == 2
+    folder = folder_of(config)
+    report = read(folder / "seeds.json")
+    assert report["tasks"]["own.csv"]["metrics"]["accuracy"]["n"] == 2
+    assert report["averages"] == {}
+    text = (folder / "seeds.md").read_text()
+    assert text.startswith("# own.csv\n")
+    assert not re.search("GLUE|average|dev set|every task", text)
+    assert (folder / "plots" / "seeds.png").exists()
+    assert not list(folder.rglob("glue.*"))
 
 
 def test_seeds_share_the_tokenized_examples_and_another_suite_reads_its_files_anew(tiny, tmp_path, caplog):

@@ -1,0 +1,140 @@
+"""The report of a suite in Markdown: scores, averages, and how they came about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlm.data.glue_sizes import OFFICIAL_DEV
+
+Json = dict[str, Any]
+
+
+def to_markdown(report: Json) -> str:
+    """Return the report as Markdown tables, scores times 100.
+
+    Args:
+        report: what `summarize` gives, with `title`, `model`, `protocol` and `settings`; `settings` has
+            `common` and, for each task, `tasks`, in plain values.
+    """
+    tasks, settings = report["tasks"], report["settings"]
+    lines = [
+        f"# {report['title']}",
+        "",
+        f"Started from {report['model']}. Scores times 100. {report['protocol']}",
+        *_reservations(tasks, settings),
+        "",
+        *_scores(tasks),
+        *_averages(report["averages"], tasks),
+        "",
+        "## Settings",
+        "",
+        *_settings(tasks, settings),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _reservations(tasks: Json, settings: Json) -> list[str]:
+    """Return in bold lines what forbids to compare the scores with those of others."""
+    lines = []
+    odd = {task: facts["validation_examples"] for task, facts in tasks.items()}
+    odd = {task: words for task, words in odd.items() if " rows of dev" in words}
+    if odd:
+        named = "; ".join(f"{task} {words}" for task, words in odd.items())
+        lines += ["", f"**Not the official dev sets: {named}.**"]
+    most = settings["common"].get("data.max_train_examples")
+    cut = [task for task, facts in tasks.items() if facts["num_train_examples"] == most]
+    if cut:
+        lines += ["", f"**Trained on {most:,} examples only (data.max_train_examples): {', '.join(cut)}.**"]
+    return lines
+
+
+def _scores(tasks: Json) -> list[str]:
+    lines = _head("task", "score", "mean:", "std:", "median:", "n:", "failed", "each seed")
+    for task, facts in tasks.items():
+        for metric, figures in facts["metrics"].items() or [("no score", {"n": 0})]:
+            numbers = (_shown(figures.get(key)) for key in ("mean", "std", "median"))
+            by_seed = figures.get("by_seed", {})
+            each = ", ".join(_shown(by_seed.get(str(seed))) for seed in facts["seeds"])
+            lines.append(_row(task, metric, *numbers, figures["n"], _failed(facts["failed"], figures), each))
+    return lines
+
+
+def _failed(failed: Mapping[str, str], figures: Json) -> str:
+    """Return in words which runs failed, whether they are in the mean, and what it is without them."""
+    by_seed = figures.get("by_seed", {})
+    told = []
+    for reason in dict.fromkeys(failed.values()):
+        seeds = [seed for seed, why in failed.items() if why == reason]
+        where = " (in the mean)" if any(seed in by_seed for seed in seeds) else ""
+        told.append(f"seed {', '.join(seeds)}: {reason}{where}")
+    without = figures.get("mean_without_failed")
+    if without is not None and _shown(without) != _shown(figures["mean"]):
+        told.append(f"mean without: {_shown(without)}")
+    return "; ".join(told) or "none"
+
+
+def _averages(averages: Json, tasks: Json) -> list[str]:
+    """Return the averages that can be given, and in one line what the others lack."""
+    given = {name: facts for name, facts in averages.items() if not facts["missing"]}
+    others = [facts for name, facts in averages.items() if name not in given]
+    lines = []
+    if given:
+        lines += ["", *_head("average", "of means:", "of medians:", "what it is")]
+        for facts in given.values():
+            numbers = _shown(facts["value"]), _shown(facts["of_medians"])
+            lines.append(_row(facts["title"], *numbers, facts["protocol"]))
+    if others:
+        scores = dict.fromkeys(score for facts in others for score in facts["missing"])
+        lacking = dict.fromkeys(score if score.split()[0] in tasks else score.split()[0] for score in scores)
+        which = f"The averages {', '.join(facts['title'] for facts in others)}" if given else "Averages"
+        lines += ["", f"{which} need {', '.join(lacking)} too."]
+    return lines
+
+
+def _settings(tasks: Json, settings: Json) -> list[str]:
+    """Return what is the same for all runs as a list, and a row for every task."""
+    of_tasks = settings["tasks"]
+    keys = list(dict.fromkeys(key for one in of_tasks.values() for key in one))
+    first = next(iter(of_tasks.values()))
+    same = [key for key in keys if all(one.get(key) == first.get(key) for one in of_tasks.values())]
+    common = settings["common"] | {key: first[key] for key in same}
+    columns = [key for key in keys if key not in same]
+    lines = [f"- {key}: {_plain(value)}" for key, value in common.items() if value is not None]
+    lines += ["", *_head("task", "train:", "validation:", *columns)]
+    for task, facts in tasks.items():
+        values = (_plain(of_tasks[task][key]) for key in columns)
+        lines.append(_row(task, f"{facts['num_train_examples']:,}", _validation(facts), *values))
+    return lines
+
+
+def _validation(facts: Json) -> str:
+    words = facts["validation_examples"]
+    if " rows of dev" in words:
+        return str(words)
+    number = f"{facts['num_validation_examples']:,}"
+    return number if words in ("", OFFICIAL_DEV) else f"{number} ({words})"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{name} {_plain(one)}" for name, one in value.items() if one is not None)
+    if isinstance(value, list):
+        return ", ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _head(*names: str) -> list[str]:
+    """Return the two lines above a table; a name that ends in a colon is one of numbers."""
+    rules = ("--:" if name.endswith(":") else "---" for name in names)
+    return [_row(*(name.removesuffix(":") for name in names)), f"|{'|'.join(rules)}|"]
+
+
+def _row(*cells: object) -> str:
+    return "| " + " | ".join(str(cell).replace("|", r"\|") for cell in cells) + " |"
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}"

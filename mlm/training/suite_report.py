@@ -1,0 +1,154 @@
+"""What is left of a suite when all its runs are done: a table, the same in JSON, a picture, a tracked run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mlm
+from mlm.config.errors import InputError
+from mlm.config.files import config_folder, shipped_names
+from mlm.config.finetune import FinetuneConfig
+from mlm.config.parse import read_group, to_plain
+from mlm.config.suite import points
+from mlm.evaluation.glue_table import summarize
+from mlm.evaluation.suite_table import to_markdown
+from mlm.training.plots import plot_scores
+from mlm.training.reporting import build_tracker, pretraining_run, track_picture, track_table
+from mlm.training.summary import git_commit, write_summary
+
+Json = dict[str, Any]
+RECIPE = ("selection", "start_from_mnli", "recipes", "head", "optimizer", "schedule", "trainer")
+"""Keys that a file of `configs/finetune` decides, with `data.max_length`."""
+
+
+def write_report(
+    config: FinetuneConfig,
+    folder: Path,
+    units: Mapping[str, FinetuneConfig],
+    runs: Mapping[str, Sequence[Json]],
+    submission: Json | None,
+) -> Json:
+    """Write table, JSON and picture, print the table and where all is; return what the JSON holds.
+
+    GLUE's are called `glue`, those of one's own data `seeds`.
+
+    Args:
+        config: the suite.
+        folder: its folder.
+        units: the configuration of one run of each task.
+        runs: the summaries of the runs of each task.
+        submission: facts about the file for the server; None: there is none.
+    """
+    stem = stem_of(config)
+    result: Json = {
+        "name": config.name,
+        "title": config.name if config.task else next(iter(runs)),
+        "model": config.model,
+        "protocol": protocol(config),
+        "settings": settings_of(config, units, runs),
+        **summarize(runs),
+    }
+    if not config.task:
+        result["averages"] = {}
+    if submission:
+        result["submission"] = submission
+    text = to_markdown(result)
+    table, picture = folder / f"{stem}.md", folder / "plots" / f"{stem}.png"
+    table.write_text(text, encoding="utf-8")
+    title = f"{pretraining_run(str(config.model))}: {'dev sets of GLUE' if config.task else next(iter(runs))}"
+    plot_scores(result["tasks"], result["averages"], picture, title)
+    write_summary(table.with_suffix(".json"), result)
+    print(f"\n{text}\ntable           {table}, {table.with_suffix('.json')}")
+    print(f"picture         {picture}")
+    return result
+
+
+def stem_of(config: FinetuneConfig) -> str:
+    """Return what the files of the report are called."""
+    return "glue" if config.task else "seeds"
+
+
+def protocol(config: FinetuneConfig) -> str:
+    """Return in words what the runs of GLUE start from."""
+    if not config.task:
+        return "Runs: the same data, another seed."
+    from_mnli = "RTE, MRPC and STS-B from the model tuned on MNLI"
+    return f"Runs: {from_mnli if config.start_from_mnli else 'every task alone'}."
+
+
+def settings_of(
+    config: FinetuneConfig, units: Mapping[str, FinetuneConfig], runs: Mapping[str, Sequence[Json]]
+) -> Json:
+    """Return how the scores came about: what holds for all runs, and what may differ by task."""
+    sizes = (summary.get("num_encoder_parameters") for summaries in runs.values() for summary in summaries)
+    versions = {"mlm": importlib.metadata.version("mlm"), "torch": torch.__version__}
+    return {
+        "common": {
+            "model": config.model,
+            "parameters of the encoder": next(filter(None, sizes), None),
+            "recipe": recipe_of(config) or "no file of configs/finetune as it is; see config.yaml",
+            "data.max_length": config.data.max_length or "as far as the model reads",
+            "data.max_train_examples": config.data.max_train_examples or "all",
+            "versions": versions | {"commit": git_commit(Path(mlm.__file__).parent)},
+            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        },
+        "tasks": {task: settings_of_task(unit, runs[task]) for task, unit in units.items()},
+    }
+
+
+def settings_of_task(unit: FinetuneConfig, runs: Sequence[Json]) -> Json:
+    """Return what a task is trained with; of a grid the values tried, and the one chosen with each seed."""
+    settings: Json = {
+        "optimizer.name": unit.optimizer.name,
+        "optimizer.lr": unit.optimizer.lr,
+        "optimizer.weight_decay": unit.optimizer.weight_decay,
+        "trainer.batch_size": unit.trainer.batch_size,
+        "trainer.max_epochs": unit.trainer.max_epochs,
+    }
+    grid = points(unit)
+    chosen = [run["grid"][run["grid_point"] - 1] for run in runs if "grid" in run]
+    for key in grid[0]:
+        tried = list(dict.fromkeys(point[key] for point in grid))
+        one_each = {"one of": tried, "chosen by seed": [point[key] for point in chosen]}
+        settings[key] = one_each if len(tried) > 1 else tried[0]
+    return settings | {
+        "selection": "; ".join(dict.fromkeys(str(run["selection"]) for run in runs if run["selection"])),
+        "seeds": [run["seed"] for run in runs],
+    }
+
+
+def recipe_of(config: FinetuneConfig) -> str | None:
+    """Return the shipped file whose settings these are, not one of them changed; None: there is none."""
+    for name in shipped_names("finetune"):
+        try:
+            shipped = read_group(FinetuneConfig, config_folder() / "finetune" / f"{name}.yaml")
+        except InputError:  # a file of the user's own beside ours
+            continue
+        same = all(to_plain(getattr(config, key)) == to_plain(getattr(shipped, key)) for key in RECIPE)
+        if same and config.data.max_length == shipped.data.max_length:
+            return name
+    return None
+
+
+def track(config: FinetuneConfig, folder: Path, result: Json) -> None:
+    """Give table and picture to the tracker, in a run of their own beside those of the tasks."""
+    tracker = build_tracker(config, config.logging, folder, group=pretraining_run(str(config.model)))
+    if not tracker:
+        return
+    stem, columns = stem_of(config), ["task", "score", "mean", "std", "median", "n"]
+    rows = [
+        [task, metric, *(figures[name] for name in columns[2:])]
+        for task, facts in result["tasks"].items()
+        for metric, figures in facts["metrics"].items()
+    ]
+    averages = [facts for facts in result["averages"].values() if facts["value"] is not None]
+    means = [["average", facts["title"], facts["value"], None, None, None] for facts in averages]
+    track_table([tracker], stem, columns, rows + means)
+    track_picture([tracker], f"plots/{stem}", folder / "plots" / f"{stem}.png")
+    tracker.experiment.finish()
