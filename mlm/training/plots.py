@@ -67,7 +67,7 @@ def plot_scores(tasks: Mapping[str, Any], averages: Mapping[str, Any], path: Pat
         for metric, figures in facts["metrics"].items()
     ]
     means = [(facts["title"], facts["value"]) for facts in averages.values() if facts["value"] is not None]
-    figure, axes = pyplot.subplots(figsize=(min(4 + 0.45 * (len(bars) + len(means)), 10), 5))
+    figure, axes = pyplot.subplots(figsize=(min(5 + 0.4 * (len(bars) + len(means)), 10), 5))
     for place, (_, figures, failed) in enumerate(bars):
         hatch = "///" if failed else None
         axes.bar(place, 100 * figures["mean"], color="C0", alpha=0.6, hatch=hatch)
@@ -87,7 +87,7 @@ def plot_scores(tasks: Mapping[str, Any], averages: Mapping[str, Any], path: Pat
         "lines: standard deviations, dots: runs" if any(bar[1]["n"] > 1 for bar in bars) else "",
         "hatched: with failed runs" if any(bar[2] for bar in bars) else "",
     ]
-    axes.set_title(f"{title}\n{'; '.join(filter(None, notes))}", fontsize=10)
+    axes.set_title(f"{title}\n{'; '.join(filter(None, notes))}", fontsize=9)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     _save(figure, path)

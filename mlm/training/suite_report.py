@@ -61,7 +61,8 @@ def write_report(
     text = to_markdown(result)
     table, picture = folder / f"{stem}.md", folder / "plots" / f"{stem}.png"
     table.write_text(text, encoding="utf-8")
-    title = f"{pretraining_run(str(config.model))}: {'dev sets of GLUE' if config.task else next(iter(runs))}"
+    model = "/".join(Path(str(config.model)).parts[-2:])
+    title = f"{model}: {'GLUE' if config.task else next(iter(runs))}"
     plot_scores(result["tasks"], result["averages"], picture, title)
     write_summary(table.with_suffix(".json"), result)
     print(f"\n{text}\ntable           {table}, {table.with_suffix('.json')}")
