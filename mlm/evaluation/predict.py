@@ -250,7 +250,8 @@ def check_pairs(classifier: ClassifierConfig | None, text_pair_column: str | Non
     hint = "leaves a text out: the model was trained on pairs; name the column of the second"
     require(not alone, "text_pair_column", "null", hint)
     needless = pairs is False and text_pair_column is not None
-    require(not needless, "text_pair_column", text_pair_column, "is one too many: the model was trained on single texts")
+    hint = "is one too many: the model was trained on single texts"
+    require(not needless, "text_pair_column", text_pair_column, hint)
 
 
 def predict(config: PredictConfig) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 import zipfile
 from pathlib import Path
 
@@ -362,6 +363,15 @@ def test_seeds_share_the_tokenized_examples_and_another_suite_reads_its_files_an
     assert report["num_train_examples"] + report["num_validation_examples"] == 16
 
 
+def whole(record):
+    """Return the content of a tracker's file, which a busy machine may write after the run has ended."""
+    for _ in range(300):
+        if record.stat().st_size > 100:
+            break
+        time.sleep(0.2)
+    return record.read_bytes()
+
+
 def test_runs_are_grouped_under_their_pretraining_run_and_tables_are_tracked(tiny, tmp_path, monkeypatch):
     pretrained = tmp_path / "runs" / "pre" / "model"
     pretrained.parent.mkdir(parents=True)
@@ -378,7 +388,7 @@ def test_runs_are_grouped_under_their_pretraining_run_and_tables_are_tracked(tin
         assert any(name.startswith(table) and name.endswith("table.json") for name in media)
         assert any(name.endswith(".png") for name in media)
         (record,) = run.glob("*.wandb")
-        content = record.read_bytes()
+        content = whole(record)
         assert b"pre" in content
         assert (b"suite/rte/seed-1" in content) == (table == "confusion")
 
