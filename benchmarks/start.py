@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/start.py     # 3 minutes
 
-`train.py` starts on text that is prepared already, its first validation included; `import` is a process that
-imports lightning.pytorch and ends. They take turns. Tracking is off in one setting and offline in the other.
+`train.py` starts on text that is prepared already, and validates before its first step; `import` is a process
+that imports lightning.pytorch and ends. They take turns.
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ from measuring import ROOT, environment, machine_facts, median, run_child, table
 
 STEPS = 10
 """The table of a run is written so many steps at a time."""
-SETTINGS = {"train.py, untracked": "disabled", "train.py, tracked offline": "offline"}
+LITTLE_VALIDATION = ("--data.max_validation_tokens", "4096")
+SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "train.py, untracked, 4,096 tokens validated": ("disabled", LITTLE_VALIDATION),
+    "train.py, untracked": ("disabled", ()),
+    "train.py, tracked offline": ("offline", ()),
+}
+"""What is told of tracking, and further options."""
 
 
-def seconds_to_first_step(work: Path, wandb: str, env: dict[str, str]) -> float:
+def seconds_to_first_step(work: Path, wandb: str, more: tuple[str, ...], env: dict[str, str]) -> float:
     """Start a run and return the seconds until its first step had ended."""
     table_path = work / "run" / "metrics.csv"
     words = ["train.py", "--runs_dir", str(work), "--name", "run", "--trainer.max_steps", f"{STEPS}"]
     start = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, *words, "--logging.wandb", wandb],
+        [sys.executable, *words, "--logging.wandb", wandb, *more],
         cwd=ROOT,
         env={**env, "WANDB_MODE": wandb},
         stdout=subprocess.DEVNULL,
@@ -59,9 +65,9 @@ def main() -> None:
     found: dict[str, list[float]] = {name: [] for name in ("import", *SETTINGS)}
     for number in range(options.rounds + 1):  # the first one prepares the text and warms the disk
         times = {"import": run_child(["-c", "import lightning.pytorch"], env).seconds}
-        for name, wandb in SETTINGS.items():
+        for name, (wandb, more) in SETTINGS.items():
             with tempfile.TemporaryDirectory() as work:
-                times[name] = seconds_to_first_step(Path(work), wandb, env)
+                times[name] = seconds_to_first_step(Path(work), wandb, more, env)
         if number:
             for name, seconds in times.items():
                 found[name].append(seconds)

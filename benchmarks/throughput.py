@@ -13,8 +13,8 @@ result file.
 
 theirs: their defaults (float32); bf16; `best`: bf16, compiled, no dropout.
 ours-equal: BERT's shape and dropout with AdamW on rows filled like theirs; ours-equal-no-dropout; ours: the
-default model at this size with AdamW; ours-muon: the same with the default optimizer; ours-two: two processes
-and twice the rows; bare: `bare_loop.py`, the computation of `ours` without Lightning.
+default model at this size with AdamW; ours-compiled: the same compiled; ours-muon: with the default optimizer;
+ours-two: two processes and twice the rows; bare: `bare_loop.py`, the computation of `ours` without Lightning.
 """
 
 from __future__ import annotations
@@ -80,13 +80,17 @@ THEIRS: dict[str, list[str]] = {
 }
 DROPOUTS = ("embedding_dropout", "attention_dropout", "hidden_dropout")
 ADAMW = ["--optimizer.name", "adamw"]
-OURS = ("ours-equal", "ours-equal-no-dropout", "ours", "ours-muon", "ours-two", "bare", "bare-muon")
-FEW = ("theirs-fp32", "theirs-bf16", "theirs-best", "ours")
+OURS = (
+    *("ours-equal", "ours-equal-no-dropout", "ours", "ours-compiled", "ours-muon", "ours-two"),
+    *("bare", "bare-muon"),
+)
+FEW = ("theirs-fp32", "theirs-bf16", "theirs-best", "ours", "ours-compiled")
 """What is measured of every case but the first, which gets all settings."""
 COMPARED = {
     "ours / theirs-fp32": ("ours", "theirs-fp32"),
     "ours / theirs-bf16": ("ours", "theirs-bf16"),
     "ours / theirs-best": ("ours", "theirs-best"),
+    "ours-compiled / theirs-best": ("ours-compiled", "theirs-best"),
     "ours-equal / theirs-fp32": ("ours-equal", "theirs-fp32"),
     "ours-equal / theirs-bf16": ("ours-equal", "theirs-bf16"),
     "ours-equal-no-dropout / theirs-best": ("ours-equal-no-dropout", "theirs-best"),
@@ -109,6 +113,7 @@ def our_options(setting: str, case: Case) -> list[str]:
         return words
     words += [*shape, "--model.intermediate_size", f"{case.gated_width}"]
     words += [] if setting.endswith("muon") else ADAMW
+    words += ["--trainer.compile", "true"] if setting == "ours-compiled" else []
     if setting == "ours-two":
         words[words.index("--trainer.global_batch_size") + 1] = f"{2 * case.rows}"
         words += ["--trainer.devices", "2"]
@@ -209,7 +214,7 @@ def measure(options: argparse.Namespace, name: str, work: Path) -> dict[str, Any
     if options.threads > 1:
         settings = [setting for setting in settings if setting != "ours-two"]
     for setting in settings:  # what is prepared once and kept: rows, compiled kernels
-        if setting in ("theirs-fp32", "theirs-bf16", "ours", "ours-equal"):
+        if setting in ("theirs-fp32", "theirs-bf16", "ours", "ours-compiled", "ours-equal"):
             bench.run(setting, WARM + 2)
     rounds: list[dict[str, dict[str, float]]] = []
     for number in range(options.rounds):
