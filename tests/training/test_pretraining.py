@@ -260,7 +260,7 @@ def test_another_learning_rate_on_resume_is_used_and_told(tiny, caplog):
     before = weights(config)
     with caplog.at_level("INFO"):
         pretrain(replace(config, resume=True, trainer=longer, optimizer=faster))
-    assert "lr: 1.0e-06" in caplog.text
+    assert "optimizer.lr: 0.005 -> 1e-06" in caplog.text
     assert column(config, "optim/lr")[8:] == [1e-6, 1e-6]
     assert_equal_weights(weights(config), before, atol=1e-5, rtol=0)
 
