@@ -8,18 +8,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mlm.config.data import CorpusConfig, MaskingConfig, check_sources
-from mlm.config.errors import require
+from mlm.config.errors import require, require_defaults
 from mlm.config.experiment import check_model_folder
 from mlm.config.files import check_output
 from mlm.config.finetune import check_encoding, check_separator, check_text_file
 from mlm.config.launch import launched
 
 Devices = int | Literal["auto"]
-TRAINING_ONLY = {
-    "data": ("validation_fraction", "max_validation_tokens", "num_workers"),
-    "masking": ("mask_rate", "final_mask_rate"),
-}
-"""Keys of a group that mean nothing where a whole text is evaluated."""
 
 
 @dataclass
@@ -60,11 +55,10 @@ class EvaluateConfig:
         for name in ("input", "output"):
             setattr(self, name, getattr(self, name) and os.path.expanduser(getattr(self, name)))
         _check_reading(self)
-        for group, names in TRAINING_ONLY.items():
-            given = getattr(self, group)
-            for name in names:
-                value, default = getattr(given, name), getattr(type(given)(), name)
-                require(value == default, f"{group}.{name}", value, "is about training; leave it out")
+        hint = "is about training; leave it out"
+        unused = ("validation_fraction", "max_validation_tokens", "num_workers")
+        require_defaults(self.data, unused, hint, "data.")
+        require_defaults(self.masking, ("mask_rate", "final_mask_rate"), hint, "masking.")
         both = self.input is not None and self.data != CorpusConfig()
         require(not both, "input", self.input, "and data.* are two texts; give one of them")
 
