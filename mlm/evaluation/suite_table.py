@@ -50,13 +50,14 @@ def _reservations(tasks: Json, settings: Json) -> list[str]:
 
 
 def _scores(tasks: Json) -> list[str]:
-    lines = _head("task", "score", "mean:", "std:", "median:", "n:", "failed", "each seed")
+    lines = _head("task", "score", "mean:", "std:", "median:", "n:", "failed", "selection", "each seed")
     for task, facts in tasks.items():
         for metric, figures in facts["metrics"].items() or [("no score", {"n": 0})]:
             numbers = (_shown(figures.get(key)) for key in ("mean", "std", "median"))
             by_seed = figures.get("by_seed", {})
             each = ", ".join(_shown(by_seed.get(str(seed))) for seed in facts["seeds"])
-            lines.append(_row(task, metric, *numbers, figures["n"], _failed(facts["failed"], figures), each))
+            words = _failed(facts["failed"], figures), facts["selection"], each
+            lines.append(_row(task, metric, *numbers, figures["n"], *words))
     return lines
 
 

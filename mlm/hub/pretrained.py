@@ -117,10 +117,10 @@ def load_classifier(
         found = ", ".join(map(str, written.get("architectures") or ["an encoder"]))
         raise InputError(f"{folder} holds no classifier but {found}; mlm finetune makes one of it")
     try:
-        own = family.read_classifier(written) if is_classifier else None
-    except (ValueError, TypeError, AttributeError) as error:
+        own = read_classifier_config(folder)
+    except InputError:
         if new is None:
-            raise InputError(f"{folder / CONFIG}: {error}") from None
+            raise
         own = None
     head = new or own
     assert head, "one of the two is there"
@@ -190,9 +190,19 @@ def _fill(
 
 
 def read_classifier_config(folder: str | Path) -> ClassifierConfig | None:
-    """Return what the head of a model folder is for; None: it holds no classifier."""
-    family, _, written = _read_config(model_folder(folder))
-    return family.read_classifier(written) if _names_classifier(family, written) else None
+    """Return what the head of a model folder is for; None: it holds no classifier.
+
+    Raises:
+        InputError: it is of a kind that we cannot compute.
+    """
+    folder = model_folder(folder)
+    family, _, written = _read_config(folder)
+    if not _names_classifier(family, written):
+        return None
+    try:
+        return family.read_classifier(written)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{folder / CONFIG}: {error}") from None
 
 
 def read_shape(folder: str | Path) -> ModelConfig:

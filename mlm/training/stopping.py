@@ -40,7 +40,8 @@ class GracefulStop(StepCallback):
 
     def _give_back(self) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: not one of Python's, which nothing can put back
+                signal.signal(number, handler)
 
     @contextmanager
     def noting(self) -> Iterator[None]:

@@ -118,10 +118,7 @@ def settings_of_task(unit: FinetuneConfig, runs: Sequence[Json]) -> Json:
         tried = list(dict.fromkeys(point[key] for point in grid))
         one_each = {"one of": tried, "chosen by seed": [point[key] for point in chosen]}
         settings[key] = one_each if len(tried) > 1 else tried[0]
-    return settings | {
-        "selection": "; ".join(dict.fromkeys(str(run["selection"]) for run in runs if run["selection"])),
-        "seeds": [run["seed"] for run in runs],
-    }
+    return settings | {"seeds": [run["seed"] for run in runs]}
 
 
 def recipe_of(config: FinetuneConfig) -> str | None:

@@ -76,11 +76,11 @@ def test_failed_runs_are_said_to_be_in_the_mean_or_not():
     text = table({"rte": runs})
     assert (
         f"| rte | accuracy | 60.00 | 28.28 | 60.00 | 2 | seed 2: {reason} (in the mean); seed 3: lost; "
-        "mean without: 80.00 | 80.00, 40.00, - |"
+        "mean without: 80.00 | last epoch | 80.00, 40.00, - |"
     ) in text
     same = [run(0.8, "accuracy"), run(0.8, "accuracy", seed=2, failed=reason)]
-    assert f"| 2 | seed 2: {reason} (in the mean) | 80.00, 80.00 |" in table({"rte": same})
-    assert "| rte | no score | - | - | - | 0 | seed 3: lost | - |" in table({"rte": runs[2:]})
+    assert f"| 2 | seed 2: {reason} (in the mean) | last epoch | 80.00, 80.00 |" in table({"rte": same})
+    assert "| rte | no score | - | - | - | 0 | seed 3: lost | last epoch | - |" in table({"rte": runs[2:]})
 
 
 def test_what_differs_by_task_is_a_column_and_what_does_not_a_line():

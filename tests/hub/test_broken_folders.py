@@ -21,6 +21,7 @@ from transformers import (
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig
 from mlm.hub import load_classifier, load_encoder, load_pretrained
+from mlm.hub.pretrained import read_classifier_config
 
 SIZES = {
     "vocab_size": 128,
@@ -108,8 +109,11 @@ def test_values_that_no_model_can_have_are_named(change, message, broken):
     ],
 )
 def test_values_of_other_families_and_heads_too(kind, change, message, broken):
+    folder = broken(kind, change)
     with pytest.raises(InputError, match=message):
-        load_pretrained(broken(kind, change))
+        load_pretrained(folder)
+    with pytest.raises(InputError, match=message):  # the file is named however it is read
+        read_classifier_config(folder)
 
 
 def test_architectures_that_are_no_list_name_no_classifier(broken):

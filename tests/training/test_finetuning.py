@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from mlm.config.errors import InputError
+from mlm.config.evaluation import PredictConfig
 from mlm.config.finetune import (
     FinetuneConfig,
     FinetuneOptimizerConfig,
@@ -28,8 +29,8 @@ from mlm.config.training import LoggingConfig
 from mlm.data.examples import EpochSampler, encode_examples
 from mlm.data.labelled import read_task
 from mlm.data.python_docs import python_docs_digest
-from mlm.evaluation.predict import predict_logits
-from mlm.hub.pretrained import load_classifier, save_pretrained
+from mlm.evaluation.predict import predict, predict_logits
+from mlm.hub.pretrained import load_classifier, read_classifier_config, save_pretrained
 from mlm.model.heads import MaskedLM
 from mlm.optim.schedule import learning_rate_factor
 from mlm.training.finetuning import build_model, finetune
@@ -380,6 +381,11 @@ def test_pairs_and_a_bound_on_the_length(tiny, encoder, tmp_path, caplog, capsys
     assert "of the examples are cut to 16 tokens" in caplog.text
     settings = json.loads((folder_of(config) / "model" / "tokenizer_config.json").read_text())
     assert settings["model_max_length"] == 16
+    head = read_classifier_config(folder_of(config) / "model")
+    assert head.text_pairs is True
+    with pytest.raises(InputError, match="was trained on pairs"):  # the file is what tells it
+        predict(PredictConfig(summary["model_dir"], str(path), str(tmp_path / "said.csv"), text_column="a"))
+    assert not (tmp_path / "said.csv").exists()
 
 
 def test_fine_tuned_model_can_be_fine_tuned_on(tiny):
