@@ -30,6 +30,7 @@ from mlm.optim.optimizer import build_optimizer, set_learning_rate
 from mlm.optim.schedule import learning_rate_factor
 from mlm.plan import flops_per_token
 from mlm.training.pretraining import prepare, rescale_and_clip
+from mlm.training.processes import keep_freed_memory
 from mlm.training.trainer import resolve_precision
 
 WARM = 4
@@ -90,6 +91,7 @@ def matmul_peak(dtype: torch.dtype) -> float:
 def measure(config: PretrainConfig, steps: int) -> dict[str, Any]:
     """Train for some steps and return the figures."""
     corpus, model = prepare(config)
+    keep_freed_memory()
     loop = Loop(config, corpus, model)
     dtype = torch.bfloat16 if loop.half else torch.float32
     peaks = [matmul_peak(dtype)]

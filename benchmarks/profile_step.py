@@ -4,7 +4,7 @@ Takes about a minute; writes results/profile_step.json and a picture. Every oper
 counted once, by the time it took itself, and goes to the first group that fits:
 
 - optimizer: inside the update (clipping, AdamW, Muon)
-- head: works on the vocabulary, or on the masked positions alone
+- head: works on the vocabulary, or on the masked positions alone, as most of the last layer does
 - attention: works on scores, or on queries, keys and values by head (projections are matrix products)
 - matmul: the other matrix products
 - rest: norms, activations, embeddings, copies, and what Python does
@@ -26,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from mlm.config.experiment import PretrainConfig
 from mlm.config.parse import parse_config
 from mlm.training.pretraining import prepare
+from mlm.training.processes import keep_freed_memory
 
 STEPS = 4
 GROUPS = ("matmul", "attention", "head", "optimizer", "rest")
@@ -58,6 +59,7 @@ def group_of(name: str, shapes: Iterable[Any], inside_update: bool, sizes: dict[
 def profile_steps(config: PretrainConfig) -> dict[str, Any]:
     """Return microseconds of a step by group and by operation."""
     corpus, model = prepare(config)
+    keep_freed_memory()
     loop = Loop(config, corpus, model)
     plain_step = loop.optimizer.step
 

@@ -52,7 +52,8 @@ def flops_per_token(config: ModelConfig, seq_len: int, masked_fraction: float) -
     """Return the floating-point operations of training on one token, forward and backward.
 
     A matrix of n elements costs 6 n (a multiplication and an addition, three times), attention 12 D for each
-    token that is seen; the head is computed for masked tokens only. What is not a matrix product is left out.
+    token that is seen. What is not a matrix product is left out. The head is computed for masked tokens only,
+    and so is the last layer but for its keys and values; papers mostly count the layers whole.
 
     Args:
         config: the model.
@@ -60,10 +61,14 @@ def flops_per_token(config: ModelConfig, seq_len: int, masked_fraction: float) -
         masked_fraction: predicted tokens per token, in [0, 1].
     """
     D, L, W = config.hidden_size, config.num_hidden_layers, config.output_width
-    every_token = _layer_matrices(config) + (config.embedding_width * D if config.embedding_size else 0)
+    *seen, seen_by_last = (tokens_seen(config, layer, seq_len) for layer in range(L))
     head = W * _vocab_size(config) + (D * W if config.head_transform else 0)
-    seen = sum(tokens_seen(config, layer, seq_len) for layer in range(L))
-    return 6.0 * every_token + 12.0 * D * seen + masked_fraction * 6.0 * head
+    projection = config.embedding_width * D if config.embedding_size else 0
+    layer = _layer_matrices(config) // L
+    of_all = projection + (L - 1) * layer + 2 * D * D
+    of_masked = layer - 2 * D * D + head
+    attention = 12.0 * D * (sum(seen) + masked_fraction * seen_by_last)
+    return 6.0 * (of_all + masked_fraction * of_masked) + attention
 
 
 def tokens_seen(config: ModelConfig, layer: int, seq_len: int) -> float:

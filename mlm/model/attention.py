@@ -7,7 +7,7 @@
 
 Vaswani et al. 2017 (arXiv:1706.03762), sec. 3.2.
 
-Sizes: B batch, S sequence, D hidden, H heads, K head width (D = H * K).
+Sizes: B batch, S sequence, D hidden, H heads, K head width (D = H * K), M selected tokens a row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
 from mlm.config.model import ModelConfig
-from mlm.model.positions import DocumentOffsets, Rotation, apply_rotary
+from mlm.model.positions import DocumentOffsets, Rotation, apply_rotary, select_rotation
 
 LONGEST_BY_MATMUL = 1024
 """Longest row for plain products on a CPU; beyond it their B*H*S*S scores fill the memory."""
@@ -53,7 +53,11 @@ class SelfAttention(nn.Module):
         self.output = BlockLinear(D, D, (1, H), bias=config.attention_bias)
 
     def forward(
-        self, hidden: Tensor, bias: Tensor | DocumentOffsets | None = None, rotation: Rotation | None = None
+        self,
+        hidden: Tensor,
+        bias: Tensor | DocumentOffsets | None = None,
+        rotation: Rotation | None = None,
+        selected: Tensor | None = None,
     ) -> Tensor:
         """Return the attended states.
 
@@ -62,22 +66,52 @@ class SelfAttention(nn.Module):
             bias: (B, 1, S, S) float added to the scores, see `document_bias`; None: nothing. Or where the
                 documents begin, if `can_attend_by_document`.
             rotation: see `RotaryEmbedding`; None: no rotation.
+            selected: (B, M) int64, the tokens that attend, to all as ever; None: all of them.
 
         Returns:
-            (B, S, D) float.
+            (B, S, D) float, or (B, M, D).
         """
-        B, S, D = hidden.shape
-        fused = self.query_key_value(hidden).view(B, S, 3, self.num_heads, D // self.num_heads)
-        # contiguous: one copy here spares slower strided ones in the rotation and in the products
-        query, key, value = fused.permute(2, 0, 3, 1, 4).contiguous().unbind(0)  # each (B, H, S, K)
-        if rotation is not None:
-            query, key = apply_rotary(query, rotation), apply_rotary(key, rotation)
+        S = hidden.shape[1]
+        hidden = hidden.to(compute_dtype(hidden))
+        value = self._project(hidden, 2, 3)[0]
+        if selected is None or isinstance(bias, DocumentOffsets):
+            query, key = apply_rotary(self._project(hidden, 0, 2), rotation).unbind(0)
+        else:
+            places = selected[:, None, :, None]  # (B, 1, M, 1)
+            key = apply_rotary(self._project(hidden, 1, 2)[0], rotation)
+            query = self._project(select(hidden, selected), 0, 1)[0]
+            query = apply_rotary(query, select_rotation(rotation, places))
+            bias = None if bias is None else bias.take_along_dim(places, dim=2)
         if isinstance(bias, DocumentOffsets):
-            return self.output(attend_by_document(query, key, value, bias).reshape(B, S, D))
+            context = attend_by_document(query, key, value, bias).flatten(2)
+            return self.output(select(context, selected))
         by_matmul = hidden.device.type == "cpu" and S <= LONGEST_BY_MATMUL
         attend = attend_by_matmul if by_matmul else attend_by_kernel
         context = attend(query, key, value, bias, self.dropout if self.training else 0.0)
-        return self.output(context.transpose(1, 2).reshape(B, S, D))
+        return self.output(context.transpose(1, 2).flatten(2))
+
+    def _project(self, hidden: Tensor, first: int, end: int) -> Tensor:
+        """Return (P, B, H, S, K), P of queries, keys and values: those from `first` to before `end`."""
+        B, S, D = hidden.shape
+        rows, bias = slice(first * D, end * D), self.query_key_value.bias
+        states = F.linear(hidden, self.query_key_value.weight[rows], None if bias is None else bias[rows])
+        states = states.view(B, S, end - first, self.num_heads, D // self.num_heads)
+        # contiguous: one copy here spares slower strided ones in the rotation and in the products
+        return states.permute(2, 0, 3, 1, 4).contiguous()
+
+
+def compute_dtype(states: Tensor) -> torch.dtype:
+    """Return the type that matrix products with `states` are computed in: autocast's where it is on.
+
+    Autocast casts for every product; what goes into several is cast before, once.
+    """
+    kind = states.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+
+
+def select(states: Tensor, selected: Tensor | None) -> Tensor:
+    """Return (B, M, D), the `selected` (B, M) tokens of `states` (B, S, D); None: all of them."""
+    return states if selected is None else states.take_along_dim(selected[..., None], dim=1)
 
 
 def attend_by_matmul(
@@ -85,8 +119,8 @@ def attend_by_matmul(
 ) -> Tensor:
     """Return softmax(query key^T / sqrt(K) + bias) value, written out.
 
-    Queries, keys, values and the result are (B, H, S, K), the bias is (B, 1, S, S) or None; `dropout` is the
-    share of the attention weights that is dropped.
+    Queries, keys, values and the result are (B, H, S, K), the bias is (B, 1, S, S) or None; queries may be
+    fewer, and then result and bias are. `dropout` is the share of the attention weights that is dropped.
     """
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)  # (B, H, S, S)
     if bias is not None:

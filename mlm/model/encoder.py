@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mlm.config.errors import InputError
 from mlm.config.model import ModelConfig
-from mlm.model.attention import can_attend_by_document
+from mlm.model.attention import can_attend_by_document, compute_dtype
 from mlm.model.layers import EncoderLayer, build_norm
 from mlm.model.positions import (
     DocumentOffsets,
@@ -87,7 +87,11 @@ class Encoder(nn.Module):
         self.final_norm = build_norm(config) if config.has_final_norm else nn.Identity()
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        selected: Tensor | None = None,
     ) -> Tensor:
         """Encode a batch of rows into (B, S, D).
 
@@ -96,6 +100,8 @@ class Encoder(nn.Module):
             attention_mask: (B, S) integer or bool, the document of each token, 0 = padding: a 0/1 mask is one
                 document a row, 1..n are n that do not see each other. None: one document, no padding.
             token_type_ids: (B, S) int64; None: all 0.
+            selected: (B, M) int64 indices into the row, the tokens whose vectors are wanted: the last layer
+                computes no others, and the result is (B, M, D). None: all.
 
         Raises:
             InputError: the rows are longer than `model.max_position_embeddings`.
@@ -103,7 +109,7 @@ class Encoder(nn.Module):
         S, longest = input_ids.shape[1], self.config.max_position_embeddings
         if longest is not None and longest < S:
             raise InputError(f"a row of {S} tokens exceeds the model's max_position_embeddings={longest}")
-        dtype = _compute_dtype(self.embeddings.token.weight)
+        dtype = compute_dtype(self.embeddings.token.weight)
         bias: Tensor | DocumentOffsets | None
         if attention_mask is None:
             bias, positions = None, torch.arange(S, device=input_ids.device)[None]
@@ -111,11 +117,13 @@ class Encoder(nn.Module):
             bias, positions = self._documents(attention_mask, dtype), document_positions(attention_mask)
         views = {local: self._view(bias, positions, dtype, local) for local in sorted(set(self.is_local))}
         hidden = self.embeddings(input_ids, positions, token_type_ids)
-        for layer, local in zip(self.layers, self.is_local, strict=True):
+        last = len(self.layers) - 1
+        for number, (layer, local) in enumerate(zip(self.layers, self.is_local, strict=True)):
+            inputs = (hidden, *views[local], selected if number == last else None)
             if self.gradient_checkpointing and self.training:
-                hidden = checkpoint(layer, hidden, *views[local], use_reentrant=False)
+                hidden = checkpoint(layer, *inputs, use_reentrant=False)
             else:
-                hidden = layer(hidden, *views[local])
+                hidden = layer(*inputs)
         return self.final_norm(hidden)
 
     def _documents(self, attention_mask: Tensor, dtype: torch.dtype) -> Tensor | DocumentOffsets:
@@ -134,12 +142,6 @@ class Encoder(nn.Module):
         window, causal = self.config.local_attention if local else None, self.config.attention == "causal"
         if (window or causal) and not isinstance(bias, DocumentOffsets):
             index = torch.arange(positions.shape[1], device=positions.device)
-            near = distance_bias(index, window, causal, dtype)
+            near = distance_bias(index, window, causal, dtype)[None, None]
             bias = near if bias is None else bias + near
         return bias, None if self.rotary is None else self.rotary(positions, dtype, local)
-
-
-def _compute_dtype(weight: Tensor) -> torch.dtype:
-    """The type matrix products are computed in: autocast's where it is on."""
-    kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.model.encoder import Encoder
 from mlm.model.layers import ACTIVATIONS, build_norm, init_weights
-from mlm.model.pooling import pool
+from mlm.model.pooling import pool, pooled_tokens
 
 NON_LINEARITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "cls_tanh": torch.tanh,
@@ -80,9 +80,7 @@ class MaskedLM(nn.Module):
             masked_positions: (B, M) int64 indices into the row; None: every position.
             token_type_ids: (B, S) int64; None: all 0.
         """
-        hidden = self.encoder(input_ids, attention_mask, token_type_ids)
-        if masked_positions is not None:
-            hidden = hidden.take_along_dim(masked_positions[..., None], dim=1)  # (B, M, D)
+        hidden = self.encoder(input_ids, attention_mask, token_type_ids, masked_positions)
         return self.head(hidden, self.encoder.embeddings.token.weight)
 
 
@@ -126,7 +124,8 @@ class SequenceClassifier(nn.Module):
             attention_mask: (B, S) integer or bool, 0 = padding, 1 = text; None: no padding.
             token_type_ids: (B, S) int64; None: all 0.
         """
-        hidden = self.encoder(input_ids, attention_mask, token_type_ids)
+        selected = pooled_tokens(input_ids, self.pooler.pooling)
+        hidden = self.encoder(input_ids, attention_mask, token_type_ids, selected)
         return self.classifier(self.dropout(self.pooler(hidden, attention_mask)))
 
 

@@ -5,7 +5,7 @@
 - the feed-forward part is plain, or gated: act(a) * b (Shazeer 2020, arXiv:2002.05202)
 - all initial values are set in one place, `init_weights`
 
-Sizes: B batch, S sequence, D hidden, F feed-forward width.
+Sizes: B batch, S sequence, D hidden, F feed-forward width, M selected tokens a row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlm.config.model import ModelConfig
-from mlm.model.attention import BlockLinear, SelfAttention
+from mlm.model.attention import BlockLinear, SelfAttention, compute_dtype, select
 from mlm.model.positions import DocumentOffsets, Rotation, SinusoidalEmbedding, sinusoids
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -62,7 +62,12 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map (B, S, D) to (B, S, D), each token by itself."""
-        gate, up = self.gate_up(hidden).chunk(2, dim=-1)  # each (B, S, F)
+        hidden = hidden.to(compute_dtype(hidden))
+        # one weight, but two products: their gradients then need not be copied into one table
+        weights, biases = self.gate_up.weight.chunk(2), (None, None)
+        if self.gate_up.bias is not None:
+            biases = self.gate_up.bias.chunk(2)
+        gate, up = (F.linear(hidden, *pair) for pair in zip(weights, biases, strict=True))  # each (B, S, F)
         return self.down(self.activation(gate) * up)
 
 
@@ -79,13 +84,19 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(
-        self, hidden: Tensor, bias: Tensor | DocumentOffsets | None = None, rotation: Rotation | None = None
+        self,
+        hidden: Tensor,
+        bias: Tensor | DocumentOffsets | None = None,
+        rotation: Rotation | None = None,
+        selected: Tensor | None = None,
     ) -> Tensor:
-        """Map (B, S, D) to (B, S, D); `bias` and `rotation` as in `SelfAttention.forward`."""
+        """Map (B, S, D) to (B, S, D), or to (B, M, D); the other arguments as in `SelfAttention.forward`."""
+        attended = self.attention_norm(hidden) if self.pre_norm else hidden
+        attended = self.dropout(self.attention(attended, bias, rotation, selected))
+        hidden = select(hidden, selected) + attended
         if self.pre_norm:
-            hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), bias, rotation))
             return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
-        hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, bias, rotation)))
+        hidden = self.attention_norm(hidden)
         return self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden)))
 
 

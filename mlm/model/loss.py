@@ -37,7 +37,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             total -= log_shares.gather(1, target).masked_fill(unused, 0.0).sum()
             shares = log_shares.exp_()
             out.copy_(shares.scatter_add_(1, target, shares.new_full(target.shape, -1.0)))
-            out.masked_fill_(unused, 0.0)
+            out.index_fill_(0, (wanted == IGNORE_INDEX).nonzero().flatten(), 0.0)
         ctx.save_for_backward(gradient)
         return total
 
@@ -45,7 +45,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         """Return the gradient of the logits."""
         (gradient,) = ctx.saved_tensors
-        return gradient * grad_output, None
+        return gradient if grad_output == 1 else gradient * grad_output, None
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

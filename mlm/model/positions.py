@@ -126,8 +126,18 @@ class RotaryEmbedding(nn.Module):
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def apply_rotary(states: Tensor, rotation: Rotation) -> Tensor:
-    """Turn each pair (element i, element i + K/2) of `states` (B, H, S, K) by its position's angle."""
+def select_rotation(rotation: Rotation | None, places: Tensor) -> Rotation | None:
+    """Return the rotation of the tokens at `places` (B, 1, M, 1) of the row."""
+    return rotation and (rotation[0].take_along_dim(places, dim=2), rotation[1].take_along_dim(places, dim=2))
+
+
+def apply_rotary(states: Tensor, rotation: Rotation | None) -> Tensor:
+    """Turn each pair (element i, element i + K/2) of `states` (..., B, H, S, K) by its position's angle.
+
+    None: no rotation.
+    """
+    if rotation is None:
+        return states
     cos, sin = rotation
     first, second = states.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -50,13 +50,13 @@ from mlm.training.callbacks import (
 )
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.datamodule import PretrainDataModule
-from mlm.training.processes import end_with_parent
+from mlm.training.processes import end_with_parent, keep_freed_memory
 from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
 from mlm.training.run_folder import METRICS, keep_config, resume_command, run_folder
 from mlm.training.sharding import ShardedStrategy, local, shard, whole, whole_model
 from mlm.training.stopping import GracefulStop
 from mlm.training.summary import finish_run, provenance
-from mlm.training.trainer import build_trainer, check_hardware
+from mlm.training.trainer import build_trainer, check_hardware, resolve_accelerator
 
 UNPLANNED_STEPS = 1000
 """Length the schedule assumes during the few steps before a time-limited run knows its own."""
@@ -341,6 +341,8 @@ def assemble(
     ]
     facts = {"corpus": {"sources": {source["path"]: source for source in corpus.sources}}}
     tracker = build_tracker(config, config.logging, folder, facts | provenance(corpus))
+    if resolve_accelerator(config.trainer) == "cpu":
+        keep_freed_memory()
     return build_trainer(config.trainer, folder, callbacks, tracker), budget, stop
 
 

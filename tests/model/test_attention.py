@@ -129,9 +129,11 @@ def test_by_document_equals_bias(monkeypatch):
     layer, hidden = SelfAttention(config), torch.randn(*MASK.shape, 16)
     rotation = RotaryEmbedding(config)(torch.arange(6)[None], torch.float32)
     found = layer(hidden, document_offsets(MASK, 4), rotation)
-    torch.testing.assert_close(
-        found, layer(hidden, document_bias(MASK, torch.float32), rotation), atol=1e-6, rtol=1e-5
-    )
+    plain = layer(hidden, document_bias(MASK, torch.float32), rotation)
+    torch.testing.assert_close(found, plain, atol=1e-6, rtol=1e-5)
+    selected = torch.tensor([[5, 0]] * len(MASK))
+    found = layer(hidden, document_offsets(MASK, 4), rotation, selected)
+    torch.testing.assert_close(found, plain[:, [5, 0]], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.gpu

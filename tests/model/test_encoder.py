@@ -11,7 +11,7 @@ from torch import nn
 
 from mlm.config.errors import InputError
 from mlm.config.model import ModelConfig
-from mlm.model import Encoder, MaskedLM
+from mlm.model import Encoder, MaskedLM, attention
 
 MODERN = ModelConfig(
     vocab_size=40,
@@ -80,6 +80,33 @@ def test_packed_row_equals_documents_one_by_one(model):
     packed = model(ids, mask)
     for start, end in pairwise(cuts):
         assert close(packed[:, start:end], model(ids[:, start:end]))
+
+
+@pytest.mark.parametrize("mode", ["plain", "documents", "recomputed", "kernel"])
+def test_selected_tokens_equal_selection_of_all(model, mode, monkeypatch):
+    ids, selected = torch.randint(40, (3, 20)), torch.tensor([[0, 7, 19], [3, 3, 4], [18, 2, 11]])
+    mask = None if mode == "plain" else torch.tensor([[1] * 20, [1] * 5 + [2] * 15, [1] * 9 + [2] * 10 + [0]])
+    if mode == "kernel":
+        monkeypatch.setattr(attention, "attend_by_matmul", None)
+        monkeypatch.setattr(attention, "LONGEST_BY_MATMUL", 19)
+    model.train().gradient_checkpointing = mode == "recomputed"
+    wanted = model(ids, mask)[torch.arange(3)[:, None], selected]
+    found = model(ids, mask, selected=selected)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    target = torch.randn_like(wanted)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    gradients = [
+        torch.autograd.grad((out * target).sum(), weights, allow_unused=True) for out in (found, wanted)
+    ]
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-5)
+
+
+def test_last_layer_computes_selected_tokens_only(model):
+    sizes = []
+    for part in (part for layer in model.layers for part in (layer.attention, layer.feed_forward)):
+        part.register_forward_hook(lambda _, __, output: sizes.append(output.shape[1]))
+    model(torch.randint(40, (2, 9)), selected=torch.tensor([[1, 2], [8, 0]]))
+    assert sizes == [9, 9, 2, 2]
 
 
 def test_padding_and_other_rows_change_nothing(model):

@@ -1,8 +1,10 @@
 """Several processes give the run that one process gives, whoever starts them."""
 
 import os
+import platform
 import signal
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from run_files import assert_equal_weights, column, folder_of, weights
 
 from mlm.config.data import SourceConfig
 from mlm.training.pretraining import pretrain
+from mlm.training.processes import MALLOC_CHOICES
 
 MUON = {"name": "muon", "lr": 5e-3}
 DROPOUT = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "hidden_dropout": 0.1}
@@ -222,3 +225,31 @@ def workers(run):
     """The processes of a run, in the order of their start, without its helpers."""
     children = subprocess.run(["pgrep", "-P", str(run.pid), "-f", "train.py"], capture_output=True, text=True)
     return [int(line) for line in children.stdout.split()]
+
+
+FAULTS = """
+import resource, sys, torch
+from mlm.training.processes import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+torch.ones(2**20)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    tables = [torch.ones(2**20) for _ in range(4)]
+    del tables
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
+def test_freed_memory_is_kept_unless_the_user_decides():
+    def faults(how: str, **environment: str) -> int:
+        inherited = {name: value for name, value in os.environ.items() if name not in MALLOC_CHOICES}
+        command = [sys.executable, "-c", FAULTS, how]
+        return int(subprocess.check_output(command, env=inherited | environment, text=True))
+
+    pages = 4 * 4 * 2**20 // os.sysconf("SC_PAGE_SIZE")
+    kept, plain = faults("keep"), faults("leave")
+    assert kept < 4 * pages < 10 * pages < plain
+    assert faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > 10 * pages
