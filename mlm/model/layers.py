@@ -64,9 +64,8 @@ class GatedFeedForward(nn.Module):
         """Map (B, S, D) to (B, S, D), each token by itself."""
         hidden = hidden.to(compute_dtype(hidden))
         # one weight, but two products: their gradients then need not be copied into one table
-        weights, biases = self.gate_up.weight.chunk(2), (None, None)
-        if self.gate_up.bias is not None:
-            biases = self.gate_up.bias.chunk(2)
+        weights, bias = self.gate_up.weight.chunk(2), self.gate_up.bias
+        biases = (None, None) if bias is None else bias.chunk(2)
         gate, up = (F.linear(hidden, *pair) for pair in zip(weights, biases, strict=True))  # each (B, S, F)
         return self.down(self.activation(gate) * up)
 
