@@ -21,15 +21,12 @@ RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "lightning", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
 ALLOCATORS = {
     "default": "",
-    "untouched": "glibc.malloc.perturb=0",
     "tuned": "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
     ":glibc.malloc.top_pad=268435456:glibc.malloc.hugetlb=1",
 }
-"""Settings of the C library's allocator, of both sides.
-
-default: none; `train.py` then tells it to keep freed memory. untouched: one that changes nothing, but with
-which `train.py` leaves it as it is. tuned: freed memory is kept, in large pages.
-"""
+"""Settings of the C library's allocator, of both sides; tuned: memory that was freed is kept, in large pages."""
+UNTOUCHED = {"GLIBC_TUNABLES": "glibc.malloc.perturb=0"}
+"""A setting that changes nothing, but with which `train.py` leaves the allocator as it is."""
 
 
 @dataclass(frozen=True)

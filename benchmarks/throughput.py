@@ -13,7 +13,8 @@ result file.
 
 theirs: their defaults (float32); bf16; `best`: bf16, compiled, no dropout.
 ours-equal: BERT's shape and dropout with AdamW on rows filled like theirs; ours-equal-no-dropout; ours: the
-default model at this size with AdamW; ours-compiled: compiled; ours-muon: with the default optimizer;
+default model at this size with AdamW; ours-untouched: without what `train.py` tells the allocator;
+ours-compiled: compiled; ours-muon: with the default optimizer;
 ours-two: two processes and twice the rows; bare: `bare_loop.py`, the computation of `ours` without Lightning.
 """
 
@@ -30,6 +31,7 @@ from typing import Any
 
 from measuring import (
     ALLOCATORS,
+    UNTOUCHED,
     environment,
     machine_facts,
     median,
@@ -81,8 +83,8 @@ THEIRS: dict[str, list[str]] = {
 DROPOUTS = ("embedding_dropout", "attention_dropout", "hidden_dropout")
 ADAMW = ["--optimizer.name", "adamw"]
 OURS = (
-    *("ours-equal", "ours-equal-no-dropout", "ours", "ours-compiled", "ours-muon", "ours-two"),
-    *("bare", "bare-muon"),
+    *("ours-equal", "ours-equal-no-dropout", "ours", "ours-untouched", "ours-compiled", "ours-muon"),
+    *("ours-two", "bare", "bare-muon"),
 )
 FEW = ("theirs-fp32", "theirs-bf16", "theirs-best", "ours", "ours-compiled")
 """What is measured of every case but the first, which gets all settings."""
@@ -90,6 +92,8 @@ COMPARED = {
     "ours / theirs-fp32": ("ours", "theirs-fp32"),
     "ours / theirs-bf16": ("ours", "theirs-bf16"),
     "ours / theirs-best": ("ours", "theirs-best"),
+    "ours-untouched / theirs-fp32": ("ours-untouched", "theirs-fp32"),
+    "ours-untouched / theirs-best": ("ours-untouched", "theirs-best"),
     "ours-compiled / theirs-best": ("ours-compiled", "theirs-best"),
     "ours-equal / theirs-fp32": ("ours-equal", "theirs-fp32"),
     "ours-equal / theirs-bf16": ("ours-equal", "theirs-bf16"),
@@ -167,6 +171,7 @@ class Bench:
         words = ["--name", "run", "--trainer.max_steps", steps, "--trainer.val_every", steps]
         words += ["--trainer.save_every", often, "--data.max_validation_tokens", 16384]
         env = self.env | ({"OMP_NUM_THREADS": "1"} if setting == "ours-two" else {})
+        env |= UNTOUCHED if setting == "ours-untouched" else {}
         child = run_child(["train.py", *self._inputs(), *our_options(setting, self.case), *words], env)
         with (self.work / "runs" / "run" / "metrics.csv").open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["step"] != "0"]

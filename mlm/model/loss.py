@@ -33,11 +33,12 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         ):
             unused = (wanted == IGNORE_INDEX)[:, None]
             target = wanted[:, None].masked_fill(unused, 0)
-            log_shares = scores.float().log_softmax(dim=-1)
-            total -= log_shares.gather(1, target).masked_fill(unused, 0.0).sum()
-            shares = log_shares.exp_()
+            shares = scores.float().softmax(dim=-1)
+            # one exponential is enough: the largest share is 1 / sum(exp(scores - the largest score))
+            log_sum = scores.amax(1, keepdim=True).float() - shares.amax(1, keepdim=True).log()
+            total += (log_sum - scores.gather(1, target)).masked_fill(unused, 0.0).sum()
             out.copy_(shares.scatter_add_(1, target, shares.new_full(target.shape, -1.0)))
-            out.index_fill_(0, (wanted == IGNORE_INDEX).nonzero().flatten(), 0.0)
+            out.index_fill_(0, unused[:, 0].nonzero().flatten(), 0.0)
         ctx.save_for_backward(gradient)
         return total
 
