@@ -24,7 +24,7 @@ ALLOCATORS = {
     "tuned": "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
     ":glibc.malloc.top_pad=268435456:glibc.malloc.hugetlb=1",
 }
-"""Settings of the C library's allocator, of both sides; tuned: memory that was freed is kept, in large pages."""
+"""Settings of the C library's allocator, of both sides; tuned: freed memory is kept, in large pages."""
 UNTOUCHED = {"GLIBC_TUNABLES": "glibc.malloc.perturb=0"}
 """A setting that changes nothing, but with which `train.py` leaves the allocator as it is."""
 

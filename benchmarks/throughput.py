@@ -14,8 +14,8 @@ result file.
 theirs: their defaults (float32); bf16; `best`: bf16, compiled, no dropout.
 ours-equal: BERT's shape and dropout with AdamW on rows filled like theirs; ours-equal-no-dropout; ours: the
 default model at this size with AdamW; ours-untouched: without what `train.py` tells the allocator;
-ours-compiled: compiled; ours-muon: with the default optimizer;
-ours-two: two processes and twice the rows; bare: `bare_loop.py`, the computation of `ours` without Lightning.
+ours-compiled: compiled; ours-muon: with the default optimizer; ours-two: two processes and twice the rows;
+bare: `bare_loop.py`, the computation of `ours` without Lightning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From pieces of documents to rows of fixed length: which tokens share a row.
 
 - isolate: every piece carries its own CLS and SEP; a document is cut only when it is longer than a row, and
-  what remains is put where it fits best
+  what remains of it fills the room that others leave, cut again if need be
 - concat: documents run on with SEP between them, one CLS at the start and one SEP at the end of a row
 - none: one document a row, long ones continued in further rows
 
@@ -16,6 +16,9 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
+LEAST_CUT = 4
+"""A piece that fills a room has at least the length of a row divided by this."""
 
 Ints = npt.NDArray[np.int64]
 PackingMode = Literal["isolate", "concat", "none"]
@@ -74,11 +77,11 @@ def pack_documents(documents: Spans, seq_len: int, mode: PackingMode) -> RowTabl
     documents = documents.take(documents.lengths > 0)
     if mode == "concat":
         row_of_piece, pieces = _run_on(documents, seq_len)
-    else:
+    elif mode == "none":
         pieces = cut_spans(documents, seq_len - 2)
-        row_of_piece = (
-            np.arange(len(pieces.lengths)) if mode == "none" else _best_fit(pieces.lengths + 2, seq_len)
-        )
+        row_of_piece = np.arange(len(pieces.lengths))
+    else:
+        row_of_piece, pieces = _best_fit(documents, seq_len)
     order = np.argsort(row_of_piece, kind="stable")
     num_rows = int(row_of_piece.max()) + 1 if len(row_of_piece) else 0
     offsets = np.zeros(num_rows + 1, np.int64)
@@ -95,27 +98,55 @@ def cut_spans(spans: Spans, size: int) -> Spans:
     return Spans(starts, lengths)
 
 
-def _best_fit(sizes: Ints, capacity: int) -> Ints:
-    """Return the row of each piece: the open row it leaves the least room in, else a new one."""
-    rows_with_room: list[list[int]] = [[] for _ in range(capacity + 1)]
-    rooms = 0  # bit r is set while some row has room r: the best fit is one bit trick away
-    row_of_piece = np.empty(len(sizes), np.int64)
-    num_rows = 0
-    for piece, size in enumerate(sizes.tolist()):
-        fitting = rooms >> size
+class OpenRows:
+    """Rows that have room left; places a piece where it leaves the least."""
+
+    def __init__(self, seq_len: int):
+        self.seq_len = seq_len
+        self._rows_with_room: list[list[int]] = [[] for _ in range(seq_len + 1)]
+        self._rooms = 0  # bit r is set while some row has room r: the best fit is one bit trick away
+        self._num_rows = 0
+
+    def place(self, size: int) -> int:
+        """Return the row that takes a piece of `size` tokens, special ones included; a new one if need be."""
+        fitting = self._rooms >> size
         if fitting:
             room = size + (fitting & -fitting).bit_length() - 1
-            row = rows_with_room[room].pop()
-            if not rows_with_room[room]:
-                rooms &= ~(1 << room)
+            row = self._rows_with_room[room].pop()
+            if not self._rows_with_room[room]:
+                self._rooms &= ~(1 << room)
         else:
-            room, row, num_rows = capacity, num_rows, num_rows + 1
-        row_of_piece[piece] = row
+            room, row, self._num_rows = self.seq_len, self._num_rows, self._num_rows + 1
         left = room - size
         if left:
-            rows_with_room[left].append(row)
-            rooms |= 1 << left
-    return row_of_piece
+            self._rows_with_room[left].append(row)
+            self._rooms |= 1 << left
+        return row
+
+    def largest_room(self) -> int:
+        """Return the most tokens that fit into a row that is there."""
+        return self._rooms.bit_length() - 1
+
+
+def _best_fit(documents: Spans, seq_len: int) -> tuple[Ints, Spans]:
+    """Return rows and pieces: what stays whole first, then what is left of the others, where it fits best."""
+    size, pieces = seq_len - 2, cut_spans(documents, seq_len - 2)
+    last = np.cumsum(-(-documents.lengths // size)) - 1
+    is_rest = np.zeros(len(pieces.lengths), bool)
+    is_rest[last[(documents.lengths > size) & (documents.lengths % size > 0)]] = True
+    whole, rests = pieces.take(~is_rest), pieces.take(is_rest)
+    open_rows = OpenRows(seq_len)
+    rows = [open_rows.place(length + 2) for length in whole.lengths.tolist()]
+    starts, lengths = whole.starts.tolist(), whole.lengths.tolist()
+    for start, left in zip(rests.starts.tolist(), rests.lengths.tolist(), strict=True):
+        while left:
+            room = open_rows.largest_room() - 2
+            length = room if seq_len // LEAST_CUT <= room < left else left
+            rows.append(open_rows.place(length + 2))
+            starts.append(start)
+            lengths.append(length)
+            start, left = start + length, left - length
+    return np.array(rows, np.int64), Spans(np.array(starts, np.int64), np.array(lengths, np.int64))
 
 
 def _run_on(documents: Spans, seq_len: int) -> tuple[Ints, Spans]:

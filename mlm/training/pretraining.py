@@ -50,7 +50,7 @@ from mlm.training.callbacks import (
 )
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.datamodule import PretrainDataModule
-from mlm.training.processes import end_with_parent, keep_freed_memory
+from mlm.training.processes import end_with_parent, keep_freed_memory, reduce_over_ranks
 from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
 from mlm.training.run_folder import METRICS, keep_config, resume_command, run_folder
 from mlm.training.sharding import ShardedStrategy, local, shard, whole, whole_model
@@ -106,9 +106,9 @@ class PretrainModule(pl.LightningModule):
 
         A step whose loss or gradient is no number is skipped: weights and optimizer state stay what they are.
         """
-        counts = torch.tensor(self._counts, dtype=torch.float32, device=self.device)
+        counts = torch.tensor(self._counts, dtype=torch.float32).to(self.device, non_blocking=True)
         sums = torch.cat([torch.as_tensor(self._loss_sum).reshape(1), counts])
-        loss_sum, num_masked, *others = self.trainer.strategy.reduce(sums, reduce_op="sum")
+        loss_sum, num_masked, *others = reduce_over_ranks(sums, torch.distributed.ReduceOp.SUM)
         self._loss_sum, self._counts = 0.0, [0] * 4
         # Lightning divided each loss by the passes of the step, and DDP averaged over the ranks.
         undo = self.trainer.accumulate_grad_batches * self.trainer.world_size

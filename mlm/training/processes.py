@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed
 from lightning.fabric.plugins.environments import (
     ClusterEnvironment,
@@ -28,6 +29,7 @@ from lightning.fabric.plugins.environments import (
 )
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from torch import Tensor
 
 from mlm.config.launch import launched
 
@@ -143,6 +145,16 @@ def keep_freed_memory() -> None:
     if platform.libc_ver()[0] == "glibc" and os.environ.keys().isdisjoint(MALLOC_CHOICES):
         for option, value in MALLOC_OPTIONS.items():
             ctypes.CDLL(None).mallopt(option, value)
+
+
+def reduce_over_ranks(numbers: Tensor, how: torch.distributed.ReduceOp.RedOpType) -> Tensor:
+    """Sum `numbers`, or take the largest, over all processes, in place; a GPU does so when it gets there.
+
+    Lightning's own function lets every process wait for all others and for its GPU before.
+    """
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        torch.distributed.all_reduce(numbers, how)
+    return numbers
 
 
 def end_with_parent() -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from torch import Tensor
 
 from mlm.training.callbacks import StepCallback
+from mlm.training.processes import reduce_over_ranks
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -28,11 +30,14 @@ class GracefulStop(StepCallback):
 
     def __init__(self) -> None:
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
+        self._asked: tuple[Tensor, torch.cuda.Event] | None = None
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Install the handlers."""
         super().on_train_start(trainer, module)
         self._install()
+        # Lightning lets the ranks agree on a SIGTERM too, and every batch waits until the GPU has answered.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def _install(self) -> None:
         for number in SIGNALS:
@@ -59,12 +64,25 @@ class GracefulStop(StepCallback):
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Stop all ranks together as soon as one was signalled."""
-        number = torch.tensor(float(self.signal or 0), device=module.device)
+        number = self.signal or 0
         if trainer.world_size > 1:
-            number = trainer.strategy.reduce(number, reduce_op="max")
-        if self.signal is not None or (trainer.world_size > 1 and number.item()):
-            self.signal = int(number.item())
+            number = self._largest(torch.full((), float(number), device=module.device))
+        if number:
+            self.signal = number
             trainer.should_stop = True
+
+    def _largest(self, number: Tensor) -> int:
+        """Return the largest number of all ranks: on a GPU that of the step before, which it has already."""
+        number = reduce_over_ranks(number, torch.distributed.ReduceOp.MAX)
+        if not number.is_cuda:
+            return int(number)
+        before, event = self._asked, torch.cuda.Event()
+        self._asked = number.to("cpu", non_blocking=True), event
+        event.record()
+        if before is None:
+            return 0
+        before[1].synchronize()
+        return int(before[0])
 
     def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
         """Give the handlers back."""

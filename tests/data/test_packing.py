@@ -67,11 +67,23 @@ def test_isolate_puts_a_piece_where_it_leaves_the_least_room():
     assert rows == [[(0, 10), (16, 2)], [(10, 6)]]
 
 
-def test_isolate_fills_rows_well():
-    lengths = np.random.default_rng(0).geometric(1 / 60, 20_000)
+@pytest.mark.parametrize(("mean", "fill"), [(60, 0.995), (120, 0.985), (600, 0.985)])
+def test_isolate_fills_rows_well(mean, fill):
+    lengths = np.random.default_rng(0).geometric(1 / mean, 20_000)
     table = pack_documents(documents(lengths), 128, "isolate")
     real = table.pieces.num_tokens + 2 * len(table.pieces.lengths)
-    assert real / (len(table) * 128) > 0.99
+    assert real / (len(table) * 128) > fill
+
+
+def test_isolate_cuts_what_is_left_of_a_long_document_to_fill_the_largest_room():
+    # The first row has room for 4 tokens, a quarter of a row; 7 are left of the second document.
+    rows = rows_of(pack_documents(documents([8, 14 + 7]), SEQ_LEN, "isolate"))
+    assert rows == [[(0, 8), (22, 4)], [(8, 14)], [(26, 3)]]
+    # Room for 3 is too little to cut for, and what fits stays whole, in the least room.
+    rows = rows_of(pack_documents(documents([9, 14 + 7]), SEQ_LEN, "isolate"))
+    assert rows == [[(0, 9)], [(9, 14)], [(23, 7)]]
+    rows = rows_of(pack_documents(documents([14 + 4, 7, 8]), SEQ_LEN, "isolate"))
+    assert rows == [[(0, 14)], [(18, 7)], [(25, 8), (14, 4)]]
 
 
 def test_concat_runs_on_in_order_and_fills_every_row():

@@ -233,13 +233,13 @@ from mlm.training.processes import keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory()
-torch.ones(2**20)
+torch.ones(10 * 2**20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
-    tables = [torch.ones(2**20) for _ in range(4)]
-    del tables
+for _ in range(10):
+    torch.ones(10 * 2**20)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
+"""Ten tables of 40 MB, one after the other: more than glibc ever keeps by itself."""
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
@@ -249,7 +249,6 @@ def test_freed_memory_is_kept_unless_the_user_decides():
         command = [sys.executable, "-c", FAULTS, how]
         return int(subprocess.check_output(command, env=inherited | environment, text=True))
 
-    pages = 4 * 4 * 2**20 // os.sysconf("SC_PAGE_SIZE")
-    kept, plain = faults("keep"), faults("leave")
-    assert kept < 4 * pages < 10 * pages < plain
-    assert faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > 10 * pages
+    plain = faults("leave")
+    assert faults("keep") < plain / 3
+    assert faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > plain / 3
