@@ -33,9 +33,10 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         ):
             unused = (wanted == IGNORE_INDEX)[:, None]
             target = wanted[:, None].masked_fill(unused, 0)
-            shares = scores.float().softmax(dim=-1)
+            scores = scores.float()
+            shares = scores.softmax(dim=-1)
             # one exponential is enough: the largest share is 1 / sum(exp(scores - the largest score))
-            log_sum = scores.amax(1, keepdim=True).float() - shares.amax(1, keepdim=True).log()
+            log_sum = scores.amax(1, keepdim=True) - shares.amax(1, keepdim=True).log()
             total += (log_sum - scores.gather(1, target)).masked_fill(unused, 0.0).sum()
             out.copy_(shares.scatter_add_(1, target, shares.new_full(target.shape, -1.0)))
             out.index_fill_(0, unused[:, 0].nonzero().flatten(), 0.0)
