@@ -42,6 +42,7 @@ from mlm.optim.optimizer import build_optimizer, set_learning_rate
 from mlm.plan import flops_per_token
 from mlm.tokenizer import SpecialTokens
 from mlm.training.pretraining import rescale_and_clip
+from mlm.training.processes import keep_freed_memory
 from mlm.training.trainer import resolve_precision
 
 SPECIAL = SpecialTokens(pad=0, unk=1, cls=2, sep=3, mask=4)
@@ -237,6 +238,7 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=None, help="leave out values above this")
     options = parser.parse_args()
     torch.manual_seed(0)
+    keep_freed_memory()
     kept = read_result("growth").get("panels", {})
     for panel in options.panels:
         if options.largest:
