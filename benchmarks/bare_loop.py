@@ -3,7 +3,8 @@
     python benchmarks/bare_loop.py [--steps 30] OPTIONS OF train.py
 
 Beside tokens per second it measures the fastest matrix product of this process, and which share of it the
-useful arithmetic of training reaches (`mlm.plan`: the head counted at masked positions only), and how long
+useful arithmetic of training reaches (`mlm.plan`: padding not counted, head and last layer at masked positions
+only), and how long
 a step waits for its batch. The last line printed is JSON.
 """
 
@@ -50,9 +51,7 @@ class Loop:
         masking = build_masking(config.masking, config.masking.highest_mask_rate, corpus.tokenizer)
         self.rows = MaskedRows(corpus.train, masking, config.seed)
         self.batches = iter(TrainingSampler(len(corpus.train), config.seed, size, size))
-        self.seconds: dict[str, list[float]] = {
-            name: [] for name in ("batch", "forward", "backward", "update")
-        }
+        self.seconds: dict[str, list[float]] = {name: [] for name in PARTS}
 
     def step(self, number: int, total: int) -> MaskedBatch:
         """Take one optimizer step and note what its parts took."""
@@ -112,6 +111,7 @@ def measure(config: PretrainConfig, steps: int) -> dict[str, Any]:
         "useful_gflops": useful / 1e9,
         "peak_gflops": max(peaks) / 1e9,
         "share_of_peak": useful / max(peaks),
+        "step_s": median([sum(step) for step in zip(*loop.seconds.values(), strict=True)][WARM:]),
         "wait_share": parts["batch"] / sum(parts.values()),
         "seconds": parts,
         "threads": torch.get_num_threads(),

@@ -10,9 +10,9 @@ fused, bfloat16) on the same batches, which lie on the device:
 - compiled: the same, compiled with static shapes; graphs: and replayed as one CUDA graph
 - transformers: BERT of the same size, padded rows, every position predicted, compiled, SDPA, bfloat16
 
-Tokens are those of documents. MFU is useful arithmetic (`mlm.plan`: attention to the own document, the head
-at masked positions only) over what the chip can do, by its data sheet, or by a large product measured here
-where it is not known. Steps run under torch's check for host-device synchronisation: one that waits for the
+Tokens are those of documents. MFU is useful arithmetic (`mlm.plan`: attention to the own document, head and
+last layer at masked positions only, where other counts have whole layers) over what the chip can do, by its
+data sheet, or by a large product measured here where it is not known. Steps run under torch's check for host-device synchronisation: one that waits for the
 device ends in an error.
 Writes results/gpu.json and a picture (if matplotlib is there).
 """

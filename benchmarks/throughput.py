@@ -26,6 +26,7 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ COMPARED = {
     "ours-equal / theirs-bf16": ("ours-equal", "theirs-bf16"),
     "ours-equal-no-dropout / theirs-best": ("ours-equal-no-dropout", "theirs-best"),
     "cost of Muon": ("ours", "ours-muon"),
-    "cost of Lightning": ("bare", "ours"),
+    "cost of Lightning and callbacks": ("bare", "ours"),  # by the median step: no checkpoint in either
     "two processes / one": ("ours-two", "ours"),
 }
 
@@ -178,6 +179,7 @@ class Bench:
         ends, tokens = ([float(row[name]) for row in rows] for name in ("elapsed_s", "tokens"))
         return {
             "tokens_per_second": steady_rate(ends, tokens),
+            "step_s": median([end - begin for begin, end in pairwise(ends)][WARM - 1 : -1]),
             "wait_share": median([float(row["throughput/wait_share"]) for row in rows[WARM:]]),
             "whole_s": child.seconds,
             "outside_steps_s": child.seconds - ends[-1],
@@ -208,7 +210,7 @@ class Bench:
         words = ["benchmarks/bare_loop.py", "--steps", steps, *self._inputs()]
         child = run_child([*words, *our_options(setting, self.case), "--name", "bare"], self.env)
         facts = child.json()
-        kept = ("tokens_per_second", "share_of_peak", "useful_gflops", "peak_gflops", "wait_share")
+        kept = ("tokens_per_second", "step_s", "share_of_peak", "useful_gflops", "peak_gflops", "wait_share")
         return {**{name: facts[name] for name in kept}, "cpu_s": child.cpu_s, "peak_bytes": child.peak_bytes}
 
 
@@ -253,8 +255,11 @@ def ratios(rounds: list[dict[str, dict[str, float]]]) -> dict[str, float]:
     found = {}
     for title, (one, other) in COMPARED.items():
         if one in rounds[0] and other in rounds[0]:
-            pairs = [(each[one]["tokens_per_second"], each[other]["tokens_per_second"]) for each in rounds]
+            figure = "step_s" if "Lightning" in title else "tokens_per_second"
+            pairs = [(each[one][figure], each[other][figure]) for each in rounds]
             found[title] = median([above / below for above, below in pairs])
+            if figure == "step_s":
+                found[title] = 1 / found[title]
             if title.startswith("cost"):
                 found[title] -= 1.0
     memory = [
