@@ -12,8 +12,8 @@ fused, bfloat16) on the same batches, which lie on the device:
 
 Tokens are those of documents. MFU is useful arithmetic (`mlm.plan`: attention to the own document, head and
 last layer at masked positions only, where other counts have whole layers) over what the chip can do, by its
-data sheet, or by a large product measured here where it is not known. Steps run under torch's check for host-device synchronisation: one that waits for the
-device ends in an error.
+data sheet, or by a large product measured here where it is not known. Steps run under torch's check for
+host-device synchronisation: one that waits for the device ends in an error.
 Writes results/gpu.json and a picture (if matplotlib is there).
 """
 

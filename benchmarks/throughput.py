@@ -172,7 +172,7 @@ class Bench:
         words = ["--name", "run", "--trainer.max_steps", steps, "--trainer.val_every", steps]
         words += ["--trainer.save_every", often, "--data.max_validation_tokens", 16384]
         env = self.env | ({"OMP_NUM_THREADS": "1"} if setting == "ours-two" else {})
-        env |= UNTOUCHED if setting == "ours-untouched" else {}
+        env = (UNTOUCHED if setting == "ours-untouched" else {}) | env
         child = run_child(["train.py", *self._inputs(), *our_options(setting, self.case), *words], env)
         with (self.work / "runs" / "run" / "metrics.csv").open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["step"] != "0"]

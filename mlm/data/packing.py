@@ -17,8 +17,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-LEAST_CUT = 4
-"""A piece that fills a room has at least the length of a row divided by this."""
+LEAST_CUT = 16
+"""A piece is cut to fill a room of so many tokens, and of a quarter of a row; as many are left over."""
 
 Ints = npt.NDArray[np.int64]
 PackingMode = Literal["isolate", "concat", "none"]
@@ -124,7 +124,7 @@ class OpenRows:
         return row
 
     def largest_room(self) -> int:
-        """Return the most tokens that fit into a row that is there."""
+        """Return the most tokens that fit into a row that is there; -1 if all are full."""
         return self._rooms.bit_length() - 1
 
 
@@ -135,13 +135,13 @@ def _best_fit(documents: Spans, seq_len: int) -> tuple[Ints, Spans]:
     is_rest = np.zeros(len(pieces.lengths), bool)
     is_rest[last[(documents.lengths > size) & (documents.lengths % size > 0)]] = True
     whole, rests = pieces.take(~is_rest), pieces.take(is_rest)
-    open_rows = OpenRows(seq_len)
+    open_rows, least = OpenRows(seq_len), max(seq_len // 4, LEAST_CUT)
     rows = [open_rows.place(length + 2) for length in whole.lengths.tolist()]
     starts, lengths = whole.starts.tolist(), whole.lengths.tolist()
     for start, left in zip(rests.starts.tolist(), rests.lengths.tolist(), strict=True):
         while left:
             room = open_rows.largest_room() - 2
-            length = room if seq_len // LEAST_CUT <= room < left else left
+            length = room if least <= room <= left - LEAST_CUT else left
             rows.append(open_rows.place(length + 2))
             starts.append(start)
             lengths.append(length)

@@ -103,10 +103,11 @@ class SelfAttention(nn.Module):
 def compute_dtype(states: Tensor) -> torch.dtype:
     """Return the type that matrix products with `states` are computed in: autocast's where it is on.
 
-    Autocast casts for every product; what goes into several is cast before, once.
+    Autocast casts for every product; what goes into several is cast before, once. It leaves float64 alone.
     """
     kind = states.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    casts = torch.is_autocast_enabled(kind) and states.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if casts else states.dtype
 
 
 def select(states: Tensor, selected: Tensor | None) -> Tensor:
@@ -122,7 +123,7 @@ def attend_by_matmul(
     Queries, keys, values and the result are (B, H, S, K), the bias is (B, 1, S, S) or None; queries may be
     fewer, and then result and bias are. `dropout` is the share of the attention weights that is dropped.
     """
-    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)  # (B, H, S, S)
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)  # (B, H, S or M, S)
     if bias is not None:
         scores = scores + bias
     return F.dropout(scores.softmax(dim=-1), dropout) @ value

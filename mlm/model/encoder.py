@@ -100,8 +100,8 @@ class Encoder(nn.Module):
             attention_mask: (B, S) integer or bool, the document of each token, 0 = padding: a 0/1 mask is one
                 document a row, 1..n are n that do not see each other. None: one document, no padding.
             token_type_ids: (B, S) int64; None: all 0.
-            selected: (B, M) int64 indices into the row, the tokens whose vectors are wanted: the last layer
-                computes no others, and the result is (B, M, D). None: all.
+            selected: (B, M) int64 indices into the row, the tokens whose vectors are wanted: the result is
+                (B, M, D), and the last layer computes no others, but for their keys and values. None: all.
 
         Raises:
             InputError: the rows are longer than `model.max_position_embeddings`.

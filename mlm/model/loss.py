@@ -19,7 +19,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
     The plain way goes through the memory of all logits in float32 seven times, which a CPU waits for, and
     keeps three such tables. This one computes the gradient while the rows are in the cache, and keeps it in
-    the type of the logits.
+    the type of the logits. It hands out the table it keeps, so backward may run twice only where the logits
+    are no leaf.
     """
 
     @staticmethod

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def pooled_tokens(input_ids: Tensor, how: str) -> Tensor | None:
-    """Return (B, 1) int64, where in each row (B, S) the one token is that `pool` looks at; None: at all."""
+    """Return (B, 1) int64, where in each row (B, S) the one token is that `pool` looks at; None: all."""
     return None if how == "mean" else torch.zeros_like(input_ids[:, :1])
 
 

@@ -26,7 +26,7 @@ from mlm.config.model import ModelConfig
 from mlm.config.parse import to_plain
 from mlm.counter import random_bits
 from mlm.data.collate import MaskedBatch
-from mlm.data.corpus import Corpus, prepare_corpus
+from mlm.data.corpus import ROWS_VERSION, Corpus, prepare_corpus
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_masked_lm
 from mlm.model.attention import matrix_blocks
@@ -106,7 +106,10 @@ class PretrainModule(pl.LightningModule):
 
         A step whose loss or gradient is no number is skipped: weights and optimizer state stay what they are.
         """
-        counts = torch.tensor(self._counts, dtype=torch.float32).to(self.device, non_blocking=True)
+        on_gpu = (
+            self.device.type == "cuda"
+        )  # which takes the numbers with it; elsewhere not waiting is unsafe
+        counts = torch.tensor(self._counts, dtype=torch.float32).to(self.device, non_blocking=on_gpu)
         sums = torch.cat([torch.as_tensor(self._loss_sum).reshape(1), counts])
         loss_sum, num_masked, *others = reduce_over_ranks(sums, torch.distributed.ReduceOp.SUM)
         self._loss_sum, self._counts = 0.0, [0] * 4
@@ -352,6 +355,7 @@ def identity_of(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> dict
     return {
         "tokenizer": tokenizer_digest(corpus.tokenizer),  # first: with another one the store differs too
         "corpus": corpus.store.folder.name,
+        "packing": ROWS_VERSION,
         "weights": [[part.num_rows, part.per_block] for part in corpus.train.parts] or None,
         "seed": config.seed,
         "optimizer.name": config.optimizer.name,

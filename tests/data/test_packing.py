@@ -76,14 +76,16 @@ def test_isolate_fills_rows_well(mean, fill):
 
 
 def test_isolate_cuts_what_is_left_of_a_long_document_to_fill_the_largest_room():
-    # The first row has room for 4 tokens, a quarter of a row; 7 are left of the second document.
-    rows = rows_of(pack_documents(documents([8, 14 + 7]), SEQ_LEN, "isolate"))
-    assert rows == [[(0, 8), (22, 4)], [(8, 14)], [(26, 3)]]
-    # Room for 3 is too little to cut for, and what fits stays whole, in the least room.
-    rows = rows_of(pack_documents(documents([9, 14 + 7]), SEQ_LEN, "isolate"))
-    assert rows == [[(0, 9)], [(9, 14)], [(23, 7)]]
-    rows = rows_of(pack_documents(documents([14 + 4, 7, 8]), SEQ_LEN, "isolate"))
-    assert rows == [[(0, 14)], [(18, 7)], [(25, 8), (14, 4)]]
+    # The first row has room for 18 tokens beside CLS and SEP; 40 are left of the second document.
+    rows = rows_of(pack_documents(documents([44, 62 + 40]), 64, "isolate"))
+    assert rows == [[(0, 44), (106, 16)], [(44, 62)], [(122, 24)]]
+    # Room for 15 is too little to cut for; so is one that would leave 15.
+    for lengths in ([45, 62 + 40], [40, 62 + 35]):
+        rows = rows_of(pack_documents(documents(lengths), 64, "isolate"))
+        assert rows == [[(0, lengths[0])], [(lengths[0], 62)], [(lengths[0] + 62, lengths[1] - 62)]]
+    # What fits stays whole, in the least room; documents that are not cut come first.
+    rows = rows_of(pack_documents(documents([62 + 20, 36, 38]), 64, "isolate"))
+    assert rows == [[(0, 62)], [(82, 36)], [(118, 38), (62, 20)]]
 
 
 def test_concat_runs_on_in_order_and_fills_every_row():

@@ -2,8 +2,10 @@
 
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from mlm.training.stopping import SIGNALS, GracefulStop
 
@@ -38,3 +40,16 @@ def test_signals_are_noted_while_something_is_brought_to_its_end(number):
         os.kill(os.getpid(), number)
     assert stop.signal == number
     assert handlers() == before
+
+
+def test_with_several_ranks_a_run_ends_on_what_all_agreed_on_only():
+    stop = GracefulStop()
+    stop._alone = False
+    with stop.noting():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.signal is None
+    stop._largest = lambda number, is_last: int(number)
+    trainer = SimpleNamespace(should_stop=False)
+    stop.on_step_end(trainer, SimpleNamespace(device=torch.device("cpu")))
+    assert stop.signal == signal.SIGTERM
+    assert trainer.should_stop
