@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST_CUT = 16
-"""A piece is cut to fill a room of so many tokens, and of a quarter of a row; as many are left over."""
+"""Neither part of a piece that is cut to fill a room has fewer tokens; the first has a quarter of a row."""
 
 Ints = npt.NDArray[np.int64]
 PackingMode = Literal["isolate", "concat", "none"]
@@ -141,7 +141,8 @@ def _best_fit(documents: Spans, seq_len: int) -> tuple[Ints, Spans]:
     for start, left in zip(rests.starts.tolist(), rests.lengths.tolist(), strict=True):
         while left:
             room = open_rows.largest_room() - 2
-            length = room if least <= room <= left - LEAST_CUT else left
+            cut = min(room, left - LEAST_CUT)
+            length = left if left <= room or cut < least else cut
             rows.append(open_rows.place(length + 2))
             starts.append(start)
             lengths.append(length)

@@ -79,8 +79,10 @@ def test_isolate_cuts_what_is_left_of_a_long_document_to_fill_the_largest_room()
     # The first row has room for 18 tokens beside CLS and SEP; 40 are left of the second document.
     rows = rows_of(pack_documents(documents([44, 62 + 40]), 64, "isolate"))
     assert rows == [[(0, 44), (106, 16)], [(44, 62)], [(122, 24)]]
-    # Room for 15 is too little to cut for; so is one that would leave 15.
-    for lengths in ([45, 62 + 40], [40, 62 + 35]):
+    # 16 are left over, if need be by leaving room; no part of a cut is shorter.
+    rows = rows_of(pack_documents(documents([40, 62 + 33]), 64, "isolate"))
+    assert rows == [[(0, 40), (102, 17)], [(40, 62)], [(119, 16)]]
+    for lengths in ([45, 62 + 40], [40, 62 + 31]):
         rows = rows_of(pack_documents(documents(lengths), 64, "isolate"))
         assert rows == [[(0, lengths[0])], [(lengths[0], 62)], [(lengths[0] + 62, lengths[1] - 62)]]
     # What fits stays whole, in the least room; documents that are not cut come first.
