@@ -23,7 +23,7 @@ BY_HEART = {
         "num_attention_heads": 4,
         "intermediate_size": 128,
     },
-    "trainer": {"max_steps": 400, "global_batch_size": 16, "val_every": 400, "save_every": 400},
+    "trainer": {"max_steps": 300, "global_batch_size": 16, "val_every": 300, "save_every": 300},
     "optimizer": {"name": "muon", "lr": 5e-3},
 }
 
