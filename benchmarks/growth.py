@@ -1,6 +1,6 @@
 """How tokens per second change with the size of the model, of the rows, of the vocabulary and of the corpus.
 
-    python benchmarks/growth.py                                  # 1 thread: about 12 minutes
+    python benchmarks/growth.py                                  # 1 thread: about 4 minutes
     python benchmarks/growth.py --panels width corpus --steps 4  # 3 minutes
 
 The step of the default model with AdamW (forward, backward, clipping, update) on rows of random tokens, one
@@ -215,14 +215,17 @@ def draw(panels: dict[str, Any], path: Path) -> None:
     figure, axes = pyplot.subplots(1, len(panels), figsize=(3.2 * len(panels), 3.2), squeeze=False)
     for axis, (panel, points) in zip(axes[0], panels.items(), strict=True):
         values = [int(value) for value in points]
-        axis.plot(values, [point["tokens_per_second"] for point in points.values()], "o-")
+        rates, useful = (
+            [point[name] for point in points.values()] for name in ("tokens_per_second", "useful_gflops")
+        )
+        axis.plot(values, rates, "o-")
         axis.set_xscale("log", base=2 if panel != "corpus" else 10)
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.1 * max(rates))
         axis.set_title(panel)
         axis.set_xlabel(units.get(panel, panel))
         other = axis.twinx()
-        other.plot(values, [point["useful_gflops"] for point in points.values()], "s--", color="tab:gray")
-        other.set_ylim(bottom=0)
+        other.plot(values, useful, "s--", color="tab:gray")
+        other.set_ylim(0, 1.2 * max(useful))
     axes[0][0].set_ylabel("tokens/s (line)")
     other.set_ylabel("useful GFLOP/s (dashes)")
     figure.tight_layout()
