@@ -106,9 +106,7 @@ class PretrainModule(pl.LightningModule):
 
         A step whose loss or gradient is no number is skipped: weights and optimizer state stay what they are.
         """
-        on_gpu = (
-            self.device.type == "cuda"
-        )  # which takes the numbers with it; elsewhere not waiting is unsafe
+        on_gpu = self.device.type == "cuda"  # copies the numbers at once; elsewhere one has to wait for it
         counts = torch.tensor(self._counts, dtype=torch.float32).to(self.device, non_blocking=on_gpu)
         sums = torch.cat([torch.as_tensor(self._loss_sum).reshape(1), counts])
         loss_sum, num_masked, *others = reduce_over_ranks(sums, torch.distributed.ReduceOp.SUM)
