@@ -140,8 +140,7 @@ def keep_freed_memory() -> None:
     """Let glibc keep for the next step what one step of a CPU frees.
 
     It would give large blocks back to the system and get them anew, page by page, by chance 3,000 to 35,000
-    pages in a step of the default model. A user's choice in the environment stands; other C libraries are left
-    alone.
+    pages in a step of the default model. A user's choice in the environment stands, and only glibc is told.
     """
     if platform.libc_ver()[0] == "glibc" and os.environ.keys().isdisjoint(MALLOC_CHOICES):
         for option, value in MALLOC_OPTIONS.items():
