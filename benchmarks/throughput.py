@@ -5,7 +5,7 @@
     python benchmarks/throughput.py --cases mini --settings theirs-bf16 ours --steps 10 --rounds 1   # 2
 
 Each run is a process of its own. Both sides read the same text with the same vocabulary, take the same number
-of rows and tokens a step, save at the same steps, and run with the same threads and the same allocator; the
+of rows and tokens a step, save at the same steps, and run in the same environment with the same threads; the
 settings of a case take turns, round after round. Tokens per second are those of the steps after the first
 ones, up to the last but one (ours validates after the last); padding is not counted. Start-up is reported
 beside it, as the seconds of the process outside its steps. Results of cases measured earlier stay in the
@@ -100,7 +100,7 @@ COMPARED = {
     "ours-equal / theirs-bf16": ("ours-equal", "theirs-bf16"),
     "ours-equal-no-dropout / theirs-best": ("ours-equal-no-dropout", "theirs-best"),
     "cost of Muon": ("ours", "ours-muon"),
-    "cost of Lightning and callbacks": ("bare", "ours"),  # by the median step: no checkpoint in either
+    "cost of Lightning and callbacks": ("ours", "bare"),  # of the median step: no checkpoint in either
     "two processes / one": ("ours-two", "ours"),
 }
 
@@ -258,8 +258,6 @@ def ratios(rounds: list[dict[str, dict[str, float]]]) -> dict[str, float]:
             figure = "step_s" if "Lightning" in title else "tokens_per_second"
             pairs = [(each[one][figure], each[other][figure]) for each in rounds]
             found[title] = median([above / below for above, below in pairs])
-            if figure == "step_s":
-                found[title] = 1 / found[title]
             if title.startswith("cost"):
                 found[title] -= 1.0
     memory = [

@@ -95,6 +95,10 @@ class GracefulStop(StepCallback):
         before[1].synchronize()
         return int(before[0])
 
+    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
+        """Give the handlers back: after an error, of a checkpoint that does not fit too, nothing is saved."""
+        self._give_back()
+
     def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
         """Give the handlers back."""
         if stage == "fit":

@@ -2,11 +2,16 @@
 
 import os
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
+from mlm.config.errors import InputError
+from mlm.training.pretraining import pretrain
 from mlm.training.stopping import SIGNALS, GracefulStop
 
 
@@ -40,6 +45,19 @@ def test_signals_are_noted_while_something_is_brought_to_its_end(number):
         os.kill(os.getpid(), number)
     assert stop.signal == number
     assert handlers() == before
+
+
+def test_handlers_come_back_after_an_error_before_the_first_step(tiny):
+    pretrain(tiny())
+    before = handlers()
+    with pytest.raises(InputError, match="cannot resume"):
+        pretrain(replace(tiny(resume=True), seed=1))
+    assert handlers() == before
+
+
+def test_what_is_switched_off_is_there_in_lightning():
+    assert callable(_SignalConnector.register_signal_handlers)
+    assert callable(_TrainingEpochLoop._broadcast_sigterm_tensor)
 
 
 def test_with_several_ranks_a_run_ends_on_what_all_agreed_on_only():
