@@ -2,7 +2,6 @@
 
 import os
 import signal
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +9,8 @@ import torch
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
-from mlm.config.errors import InputError
-from mlm.training.pretraining import pretrain
+from mlm.training.pretraining import prepare, train
+from mlm.training.run_folder import run_folder
 from mlm.training.stopping import SIGNALS, GracefulStop
 
 
@@ -48,10 +47,17 @@ def test_signals_are_noted_while_something_is_brought_to_its_end(number):
 
 
 def test_handlers_come_back_after_an_error_before_the_first_step(tiny):
-    pretrain(tiny())
-    before = handlers()
-    with pytest.raises(InputError, match="cannot resume"):
-        pretrain(replace(tiny(resume=True), seed=1))
+    config, before, during = tiny(), handlers(), []
+
+    def fail(model, inputs):
+        during.append(handlers())
+        raise ZeroDivisionError
+
+    corpus, model = prepare(config)
+    model.register_forward_pre_hook(fail)  # the first pass is one of validation
+    with run_folder(config) as folder, pytest.raises(ZeroDivisionError):
+        train(config, folder, corpus, model)
+    assert during[0] != before
     assert handlers() == before
 
 
