@@ -103,13 +103,17 @@ def measure(config: PretrainConfig, steps: int) -> dict[str, Any]:
     peaks.append(matmul_peak(dtype))
     seq_len = config.data.seq_len
     masked_share = math.ceil(config.masking.highest_mask_rate * seq_len) / seq_len
-    useful = rate * flops_per_token(model.config, seq_len, masked_share)
+    useful, whole = (
+        rate * flops_per_token(model.config, seq_len, masked_share, whole_layers)
+        for whole_layers in (False, True)
+    )
     parts = {name: median(seconds[WARM:]) for name, seconds in loop.seconds.items()}
     return {
         "tokens_per_second": rate,
         "useful_gflops": useful / 1e9,
         "peak_gflops": max(peaks) / 1e9,
         "share_of_peak": useful / max(peaks),
+        "share_whole_layers": whole / max(peaks),
         "step_s": median([sum(step) for step in zip(*loop.seconds.values(), strict=True)][WARM:]),
         "wait_share": parts["batch"] / sum(parts.values()),
         "seconds": parts,

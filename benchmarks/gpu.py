@@ -11,9 +11,9 @@ fused, bfloat16) on the same batches, which lie on the device:
 - transformers: BERT of the same size, padded rows, every position predicted, compiled, SDPA, bfloat16
 
 Tokens are those of documents. MFU is useful arithmetic (`mlm.plan`: attention to the own document, head and
-last layer at masked positions only, where other counts have whole layers) over what the chip can do, by its
-data sheet, or by a large product measured here where it is not known. Steps run under torch's check for
-host-device synchronisation: one that waits for the device ends in an error.
+last layer at masked positions only; beside it with the layers counted whole, as papers do) over what the chip
+can do, by its data sheet, or by a large product measured here where it is not known. Steps run under torch's
+check for host-device synchronisation: one that waits for the device ends in an error.
 Writes results/gpu.json and a picture (if matplotlib is there).
 """
 
@@ -247,12 +247,16 @@ def measure(name: str, variant: str, options: argparse.Namespace, peak: float) -
     torch.cuda.reset_peak_memory_stats()
     step_s = time_steps(run.step, options.seconds)
     tokens = sum(int((mask > 0).sum()) for mask in masks) / BATCHES
-    useful = tokens / step_s * flops_per_token(config, tokens_seen(masks), MASK_RATE)
+    useful, whole = (
+        tokens / step_s * flops_per_token(config, tokens_seen(masks), MASK_RATE, whole_layers)
+        for whole_layers in (False, True)
+    )
     return {
         "tokens_per_second": tokens / step_s,
         "step_ms": step_s * 1e3,
         "filled": tokens / (rows * seq_len),
         "mfu": useful / peak,
+        "mfu_whole_layers": whole / peak,
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
     }
 
@@ -273,11 +277,12 @@ def run_all(options: argparse.Namespace) -> dict[str, Any]:
     print(json.dumps(result, indent=1))
     for name in options.shapes:
         parameters = total_parameters(replace(SHAPES[name], max_position_embeddings=options.seq_len))
-        print(f"\n{name}: {parameters:,} parameters\n\n| variant | tokens/s | MFU | ms a step | GB |")
-        print("|---|--:|--:|--:|--:|")
+        print(f"\n{name}: {parameters:,} parameters\n")
+        print("| variant | tokens/s | MFU | layers whole | ms a step | GB |")
+        print("|---|--:|--:|--:|--:|--:|")
         for variant in options.variants:
             if time.monotonic() > end - 40:  # compiling takes about so long
-                print(f"| {variant} | no time left ||||")
+                print(f"| {variant} | no time left |||||")
                 continue
             try:
                 found = measure(name, variant, options, peak)
@@ -285,9 +290,10 @@ def run_all(options: argparse.Namespace) -> dict[str, Any]:
                 found = {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
             result.setdefault("runs", {})[f"{name} {variant}"] = found
             if "error" in found:
-                print(f"| {variant} | {found['error']} ||||", flush=True)
+                print(f"| {variant} | {found['error']} |||||", flush=True)
             else:
-                numbers = f"{found['tokens_per_second']:,.0f} | {found['mfu']:.1%} | {found['step_ms']:.1f}"
+                shares = f"{found['mfu']:.1%} | {found['mfu_whole_layers']:.1%}"
+                numbers = f"{found['tokens_per_second']:,.0f} | {shares} | {found['step_ms']:.1f}"
                 print(f"| {variant} | {numbers} | {found['peak_gb']:.1f} |", flush=True)
             torch.cuda.empty_cache()
     return result

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from measuring import machine_facts, median, read_result, table, write_result
+from measuring import gated_width, machine_facts, median, read_result, table, write_result
 
 from mlm.config.data import MaskingConfig
 from mlm.config.model import ModelConfig
@@ -76,7 +76,7 @@ class Shape:
             hidden_size=width,
             num_hidden_layers=sizes["depth"],
             num_attention_heads=width // 64,
-            intermediate_size=width * 11 // 4,
+            intermediate_size=gated_width(width),
             max_position_embeddings=self.seq_len,
         )
         self.model = MaskedLM(config).train()

@@ -128,6 +128,11 @@ def _version(package: str) -> str | None:
         return None
 
 
+def gated_width(hidden: int) -> int:
+    """Return the width at which three matrices have the parameters of BERT's two, to a multiple of 32."""
+    return round(hidden * 8 / 3 / 32) * 32
+
+
 def median(numbers: Sequence[float]) -> float:
     """Return the median, NaN of nothing."""
     return statistics.median(numbers) if numbers else float("nan")

@@ -34,6 +34,7 @@ from measuring import (
     ALLOCATORS,
     UNTOUCHED,
     environment,
+    gated_width,
     machine_facts,
     median,
     read_result,
@@ -62,11 +63,6 @@ class Case:
     def heads(self) -> int:
         """Heads of width 64."""
         return self.hidden // 64
-
-    @property
-    def gated_width(self) -> int:
-        """Feed-forward width at which two gated matrices and one down have BERT's number of parameters."""
-        return -(-self.hidden * 8 // 3 // 64) * 64
 
 
 CASES = {
@@ -116,7 +112,7 @@ def our_options(setting: str, case: Case) -> list[str]:
         if setting == "ours-equal-no-dropout":
             words += [word for name in DROPOUTS for word in (f"--model.{name}", "0.0")]
         return words
-    words += [*shape, "--model.intermediate_size", f"{case.gated_width}"]
+    words += [*shape, "--model.intermediate_size", f"{gated_width(case.hidden)}"]
     words += [] if setting.endswith("muon") else ADAMW
     words += ["--trainer.compile", "true"] if setting == "ours-compiled" else []
     if setting == "ours-two":
@@ -210,8 +206,9 @@ class Bench:
         words = ["benchmarks/bare_loop.py", "--steps", steps, *self._inputs()]
         child = run_child([*words, *our_options(setting, self.case), "--name", "bare"], self.env)
         facts = child.json()
-        kept = ("tokens_per_second", "step_s", "share_of_peak", "useful_gflops", "peak_gflops", "wait_share")
-        return {**{name: facts[name] for name in kept}, "cpu_s": child.cpu_s, "peak_bytes": child.peak_bytes}
+        kept = ("tokens_per_second", "step_s", "share_of_peak", "share_whole_layers", "useful_gflops")
+        facts = {name: facts[name] for name in (*kept, "peak_gflops", "wait_share")}
+        return {**facts, "cpu_s": child.cpu_s, "peak_bytes": child.peak_bytes}
 
 
 def measure(options: argparse.Namespace, name: str, work: Path) -> dict[str, Any]:
@@ -278,6 +275,7 @@ def show(key: str, result: dict[str, Any]) -> None:
             f"{found['peak_bytes'] / 1e6:,.0f}",
             f"{found.get('outside_steps_s', float('nan')):.1f}",
             f"{found['share_of_peak']:.0%}" if "share_of_peak" in found else "",
+            f"{found['share_whole_layers']:.0%}" if "share_whole_layers" in found else "",
             f"{found['wait_share']:.2%}" if "wait_share" in found else "",
         )
         for setting, found in result["medians"].items()
@@ -288,6 +286,7 @@ def show(key: str, result: dict[str, Any]) -> None:
         "peak RSS, MB",
         "s outside steps",
         "share of matmul peak",
+        "layers counted whole",
         "waits for data",
     )
     print(table(header, rows))

@@ -48,27 +48,29 @@ def total_parameters(config: ModelConfig, num_labels: int | None = None) -> int:
     return sum(count_parameters(config, num_labels).values())
 
 
-def flops_per_token(config: ModelConfig, seq_len: int, masked_fraction: float) -> float:
+def flops_per_token(
+    config: ModelConfig, seq_len: int, masked_fraction: float, whole_layers: bool = False
+) -> float:
     """Return the floating-point operations of training on one token, forward and backward.
 
     A matrix of n elements costs 6 n (a multiplication and an addition, three times), attention 12 D for each
     token that is seen. What is not a matrix product is left out. The head is computed for masked tokens only,
-    and so is the last layer but for its keys and values; papers mostly count the layers whole.
+    and so is the last layer but for its keys and values.
 
     Args:
         config: the model.
         seq_len: S.
         masked_fraction: predicted tokens per token, in [0, 1].
+        whole_layers: count the last layer at every token, as papers do, though it is not computed there.
     """
     D, L, W = config.hidden_size, config.num_hidden_layers, config.output_width
     *seen, seen_by_last = (tokens_seen(config, layer, seq_len) for layer in range(L))
     head = W * _vocab_size(config) + (D * W if config.head_transform else 0)
     projection = config.embedding_width * D if config.embedding_size else 0
     layer = _layer_matrices(config) // L
-    of_all = projection + (L - 1) * layer + 2 * D * D
-    of_masked = layer - 2 * D * D + head
-    attention = 12.0 * D * (sum(seen) + masked_fraction * seen_by_last)
-    return 6.0 * (of_all + masked_fraction * of_masked) + attention
+    last = 1.0 if whole_layers else masked_fraction
+    matrices = projection + (L - 1) * layer + 2 * D * D + last * (layer - 2 * D * D) + masked_fraction * head
+    return 6.0 * matrices + 12.0 * D * (sum(seen) + last * seen_by_last)
 
 
 def tokens_seen(config: ModelConfig, layer: int, seq_len: int) -> float:

@@ -163,6 +163,8 @@ def test_flops_equal_hand_calculation():
     keys_and_values = 6 * 2 * 256**2
     by_hand = 3 * layer + keys_and_values + 0.15 * (layer - keys_and_values + head)
     assert flops_per_token(config, seq_len=128, masked_fraction=0.15) == pytest.approx(by_hand)
+    whole = 4 * layer + 0.15 * head
+    assert flops_per_token(config, 128, 0.15, whole_layers=True) == pytest.approx(whole)
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ class ModelConfig:
     """Number of encoder layers."""
     num_attention_heads: int = 4
     """Attention heads; must divide hidden_size."""
-    intermediate_size: int = 704
-    """Feed-forward width; geglu and swiglu have two matrices of this width."""
+    intermediate_size: int = 672
+    """Feed-forward width; geglu and swiglu have three matrices of it, BERT two: 8/3 of hidden_size, not 4."""
     max_position_embeddings: int | None = None
     """Longest row in tokens the model may see; null: data.seq_len."""
     embedding_size: int | None = None

@@ -49,7 +49,7 @@ BLOCK_TOKENS = 2000
 """Size of such a block."""
 UNKNOWN_WARNING_RATE = 0.01
 """Share of unknown tokens from which the user is warned."""
-ROWS_VERSION = 4
+ROWS_VERSION = 5
 """Changes whenever the same store would give other rows."""
 
 log = logging.getLogger(__name__)

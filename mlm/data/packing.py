@@ -1,7 +1,7 @@
 """From pieces of documents to rows of fixed length: which tokens share a row.
 
 - isolate: every piece carries its own CLS and SEP; a document is cut only when it is longer than a row, and
-  what remains of it fills the room that others leave, cut again if need be
+  its end, the last full row and what is left after it, fills the room that others leave
 - concat: documents run on with SEP between them, one CLS at the start and one SEP at the end of a row
 - none: one document a row, long ones continued in further rows
 
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST_CUT = 16
-"""Neither part of a piece that is cut to fill a room has fewer tokens; the first has a quarter of a row."""
+"""A piece is cut to fill a room only where both parts have as many tokens."""
 
 Ints = npt.NDArray[np.int64]
 PackingMode = Literal["isolate", "concat", "none"]
@@ -99,13 +99,13 @@ def cut_spans(spans: Spans, size: int) -> Spans:
 
 
 class OpenRows:
-    """Rows that have room left; places a piece where it leaves the least."""
+    """Rows that have room left, after `num_rows` full ones; places a piece where it leaves the least."""
 
-    def __init__(self, seq_len: int):
+    def __init__(self, seq_len: int, num_rows: int = 0):
         self.seq_len = seq_len
         self._rows_with_room: list[list[int]] = [[] for _ in range(seq_len + 1)]
         self._rooms = 0  # bit r is set while some row has room r: the best fit is one bit trick away
-        self._num_rows = 0
+        self._num_rows = num_rows
 
     def place(self, size: int) -> int:
         """Return the row that takes a piece of `size` tokens, special ones included; a new one if need be."""
@@ -129,20 +129,23 @@ class OpenRows:
 
 
 def _best_fit(documents: Spans, seq_len: int) -> tuple[Ints, Spans]:
-    """Return rows and pieces: what stays whole first, then what is left of the others, where it fits best."""
-    size, pieces = seq_len - 2, cut_spans(documents, seq_len - 2)
-    last = np.cumsum(-(-documents.lengths // size)) - 1
-    is_rest = np.zeros(len(pieces.lengths), bool)
-    is_rest[last[(documents.lengths > size) & (documents.lengths % size > 0)]] = True
-    whole, rests = pieces.take(~is_rest), pieces.take(is_rest)
-    open_rows, least = OpenRows(seq_len), max(seq_len // 4, LEAST_CUT)
-    rows = [open_rows.place(length + 2) for length in whole.lengths.tolist()]
-    starts, lengths = whole.starts.tolist(), whole.lengths.tolist()
-    for start, left in zip(rests.starts.tolist(), rests.lengths.tolist(), strict=True):
+    """Return rows and pieces: full rows and short documents, then the ends of long ones fill the rooms."""
+    size = seq_len - 2
+    is_long = documents.lengths > size
+    short, long = documents.take(~is_long), documents.take(is_long)
+    end_lengths = long.lengths % size + size
+    ends = Spans(long.starts + long.lengths - end_lengths, end_lengths)
+    full = cut_spans(Spans(long.starts, long.lengths - end_lengths), size)
+    open_rows = OpenRows(seq_len, num_rows=len(full.lengths))
+    rows = [*range(len(full.lengths)), *(open_rows.place(length + 2) for length in short.lengths.tolist())]
+    starts, lengths = (
+        np.concatenate([getattr(full, name), getattr(short, name)]).tolist() for name in ("starts", "lengths")
+    )
+    for start, left in zip(ends.starts.tolist(), ends.lengths.tolist(), strict=True):
         while left:
             room = open_rows.largest_room() - 2
             cut = min(room, left - LEAST_CUT)
-            length = left if left <= room or cut < least else cut
+            length = left if left <= room else cut if cut >= LEAST_CUT else min(left, size)
             rows.append(open_rows.place(length + 2))
             starts.append(start)
             lengths.append(length)

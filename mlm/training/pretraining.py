@@ -50,7 +50,12 @@ from mlm.training.callbacks import (
 )
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.datamodule import PretrainDataModule
-from mlm.training.processes import end_with_parent, keep_freed_memory, reduce_over_ranks
+from mlm.training.processes import (
+    end_with_parent,
+    give_back_freed_memory,
+    keep_freed_memory,
+    reduce_over_ranks,
+)
 from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
 from mlm.training.run_folder import METRICS, keep_config, resume_command, run_folder
 from mlm.training.sharding import ShardedStrategy, local, shard, whole, whole_model
@@ -288,6 +293,7 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
             log.warning("go on with: %s", resume_command(config))
             return 128 + stop.signal
         step, reason, failure = trainer.global_step, budget.reason, save_failure(trainer)
+    give_back_freed_memory()
     model = whole_model(model)
     if is_first_process():
         with what_is_not_saved_is_told(config, folder, failure):

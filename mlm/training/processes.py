@@ -147,6 +147,12 @@ def keep_freed_memory() -> None:
             ctypes.CDLL(None).mallopt(option, value)
 
 
+def give_back_freed_memory() -> None:
+    """Let glibc give back what `keep_freed_memory` made it keep, before what comes after the last step."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def reduce_over_ranks(numbers: Tensor, how: torch.distributed.ReduceOp.RedOpType) -> Tensor:
     """Sum `numbers`, or take the largest, over all processes, in place; a GPU does so when it gets there.
 
