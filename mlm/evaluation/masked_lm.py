@@ -78,7 +78,7 @@ def score_batches(model: MaskedLM, batches: Iterable[MaskedBatch], device: torch
     for batch in batches:
         labels = batch["labels"].to(device)
         inputs = (batch[name].to(device) for name in ("input_ids", "attention_mask", "masked_positions"))
-        logits = model(*inputs)
+        logits = model(*inputs).float()  # a CPU finds the largest of bfloat16 four times slower
         correct = (logits.argmax(-1) == labels) & (labels != IGNORE_INDEX)
         scores = torch.stack(
             [summed_cross_entropy(logits, labels), correct.sum(), (labels != IGNORE_INDEX).sum()]
