@@ -39,20 +39,30 @@ NEWTON_SCHULZ_COEFFICIENTS = (
 def newton_schulz(matrices: Tensor, eps: float = 1e-7) -> Tensor:
     """Return roughly the nearest orthogonal matrices, in bfloat16.
 
-    Singular values above a hundredth of the matrix's norm come to lie in about [0.7, 1.3].
+    Singular values above a hundredth of the matrix's norm come to lie in about [0.7, 1.3]. Each step multiplies
+    by a polynomial of the Gram matrix of the shorter side. That of the last step follows from that of the step
+    before, so one product with the matrices serves both. It would not do earlier: the squares of small singular
+    values drown in the rounding of large ones.
 
     Args:
         matrices: (n, rows, columns).
         eps: lower bound of the norm divided by.
     """
-    tall = matrices.size(1) > matrices.size(2)
-    x = matrices.mT if tall else matrices
-    x = x.bfloat16()
+    x = matrices.bfloat16()
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
-    for a, b, c in NEWTON_SCHULZ_COEFFICIENTS:
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+    tall = x.size(1) > x.size(2)
+    *early, (a, b, c), (last_a, last_b, last_c) = NEWTON_SCHULZ_COEFFICIENTS
+    for own, gram_share, square_share in early:
+        gram = x.mT @ x if tall else x @ x.mT
+        factor = torch.baddbmm(gram, gram, gram, beta=gram_share, alpha=square_share)
+        x = torch.baddbmm(x, *((x, factor) if tall else (factor, x)), beta=own)
+    gram = x.mT @ x if tall else x @ x.mT
+    factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    factor.diagonal(dim1=1, dim2=2).add_(a)
+    gram = factor @ gram @ factor
+    last = torch.baddbmm(gram, gram, gram, beta=last_b, alpha=last_c)
+    factor = torch.baddbmm(factor, last, factor, beta=last_a)
+    return x @ factor if tall else factor @ x
 
 
 class Muon(torch.optim.Optimizer):
@@ -92,7 +102,10 @@ class Muon(torch.optim.Optimizer):
         rows, columns = parameters[0].size(0) // down, parameters[0].size(1) // across
         directions = []
         for parameter in parameters:
-            buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+            state = self.state[parameter]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            buffer = state["momentum_buffer"]
             assert parameter.grad is not None, "step() passes on parameters with gradients only"
             gradient = torch.where(skip, buffer, parameter.grad)
             buffer.lerp_(gradient, 1 - momentum)
@@ -101,12 +114,12 @@ class Muon(torch.optim.Optimizer):
             blocks = direction.view(down, rows, across, columns).transpose(1, 2)
             directions.append(blocks.reshape(-1, rows, columns))
         updates = newton_schulz(torch.cat(directions))
-        scale = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
+        scale = torch.where(skip, 0.0, -group["lr"] * 0.2 * math.sqrt(max(rows, columns)))
         decay = torch.where(skip, 1.0, 1 - group["lr"] * group["weight_decay"])
         for parameter, blocks in zip(parameters, updates.split(down * across), strict=True):
             update = blocks.view(down, across, rows, columns).transpose(1, 2).reshape(parameter.shape)
             parameter.mul_(decay)
-            parameter.add_(update.masked_fill(skip, 0.0), alpha=-scale)
+            parameter.addcmul_(update, scale)
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
