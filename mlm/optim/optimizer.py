@@ -39,10 +39,10 @@ NEWTON_SCHULZ_COEFFICIENTS = (
 def newton_schulz(matrices: Tensor, eps: float = 1e-7) -> Tensor:
     """Return roughly the nearest orthogonal matrices, in bfloat16.
 
-    Singular values above a hundredth of the matrix's norm come to lie in about [0.7, 1.3]. Each step multiplies
-    by a polynomial of the Gram matrix of the shorter side. That of the last step follows from that of the step
-    before, so one product with the matrices serves both. It would not do earlier: the squares of small singular
-    values drown in the rounding of large ones.
+    Singular values above a hundredth of the matrix's norm come to lie in about [0.7, 1.3]. Each step
+    multiplies by a polynomial of the Gram matrix of the shorter side. That of the last step follows from that
+    of the step before, so one product with the matrices serves both. It would not do earlier: the squares of
+    small singular values drown in the rounding of large ones.
 
     Args:
         matrices: (n, rows, columns).
