@@ -34,6 +34,17 @@ def test_every_document_comes_back(store, documents, tokenizer):
     assert store.manifest["num_tokens"] == counts.sum()
 
 
+def test_opening_imports_no_pandas(store):
+    code = (
+        "import sys; from pathlib import Path; from mlm.data.store import TokenStore;"
+        "store = TokenStore(Path(sys.argv[1])); bytes = int(store.num_bytes.sum());"
+        "print(store.documents.num_tokens, len(store.text_hashes), bytes, 'pandas' in sys.modules)"
+    )
+    found = subprocess.check_output([sys.executable, "-c", code, str(store.folder)], text=True).split()
+    totals = (store.documents.num_tokens, len(store.text_hashes), int(store.num_bytes.sum()))
+    assert found == [*map(str, totals), "False"]
+
+
 def test_shards_change_nothing(store, tmp_path, documents, tokenizer, monkeypatch):
     monkeypatch.setattr(store_module, "SHARD_CHARACTERS", 2000)
     sharded = build_store(tmp_path / "sharded", documents, tokenizer)

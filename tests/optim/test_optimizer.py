@@ -1,4 +1,5 @@
 import copy
+import math
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 from mlm.config.training import OptimizerConfig
 from mlm.optim import optimizer as module
 from mlm.optim.optimizer import (
+    NEWTON_SCHULZ_COEFFICIENTS,
     Muon,
     build_optimizer,
     newton_schulz,
@@ -83,6 +85,19 @@ def test_newton_schulz_keeps_the_singular_vectors_and_brings_the_values_near_one
     assert found[:, values > 0.01].min() > 0.65
     assert found.max() < 1.4
     assert (inner - torch.diag_embed(found)).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("shape", [(48, 32), (32, 48), (32, 32)])
+@pytest.mark.parametrize("smallest", [1.0, 1e-2, 1e-4])
+def test_newton_schulz_equals_its_steps_one_by_one(shape, smallest):
+    torch.manual_seed(0)
+    left, _, right = torch.linalg.svd(torch.randn(3, *shape, dtype=torch.float64), full_matrices=False)
+    values = torch.logspace(0, math.log10(smallest), 32, dtype=torch.float64)
+    matrices, values = (left * values) @ right, values / values.norm()
+    for a, b, c in NEWTON_SCHULZ_COEFFICIENTS:
+        values = a * values + b * values**3 + c * values**5
+    exact = (left * values) @ right
+    assert (newton_schulz(matrices).double() - exact).norm() / exact.norm() < 0.05
 
 
 def in_blocks(weight, down, across):

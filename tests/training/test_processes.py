@@ -252,3 +252,30 @@ def test_freed_memory_is_kept_unless_the_user_decides():
     plain = faults("leave")
     assert faults("keep") < plain / 3
     assert faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > plain / 3
+
+
+KEPT = """
+import torch
+from mlm.training.processes import give_back_freed_memory, keep_freed_memory
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1])
+
+keep_freed_memory()
+tables = [torch.ones(2**20) for _ in range(50)]
+whole, last = resident(), tables[-1]
+del tables
+kept = resident()
+give_back_freed_memory()
+print(whole, kept, resident())
+"""
+"""Fifty tables of 4 MB, of which the last, in use, stands at the end of the memory."""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
+def test_kept_memory_is_given_back_at_the_end():
+    inherited = {name: value for name, value in os.environ.items() if name not in MALLOC_CHOICES}
+    pages = subprocess.check_output([sys.executable, "-c", KEPT], env=inherited, text=True).split()
+    whole, kept, left = (int(number) * os.sysconf("SC_PAGE_SIZE") / 2**20 for number in pages)  # MiB
+    assert kept > whole - 20
+    assert left < whole - 150
