@@ -10,7 +10,6 @@ how long a step waits for its batch. The last line printed is JSON.
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from measuring import median
 
+from mlm.config.data import prediction_slots
 from mlm.config.experiment import PretrainConfig
 from mlm.config.parse import parse_config
 from mlm.data.collate import MaskedBatch, MaskedRows, build_masking
@@ -102,7 +102,7 @@ def measure(config: PretrainConfig, steps: int) -> dict[str, Any]:
     rate = tokens / (time.perf_counter() - start)
     peaks.append(matmul_peak(dtype))
     seq_len = config.data.seq_len
-    masked_share = math.ceil(config.masking.highest_mask_rate * seq_len) / seq_len
+    masked_share = prediction_slots(seq_len, config.masking.highest_mask_rate) / seq_len
     useful, whole = (
         rate * flops_per_token(model.config, seq_len, masked_share, whole_layers)
         for whole_layers in (False, True)

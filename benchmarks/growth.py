@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import tempfile
 import time
 from pathlib import Path
@@ -27,7 +26,7 @@ import pyarrow as pa
 import torch
 from measuring import gated_width, machine_facts, median, read_result, table, write_result
 
-from mlm.config.data import MaskingConfig
+from mlm.config.data import MaskingConfig, prediction_slots
 from mlm.config.model import ModelConfig
 from mlm.config.training import OptimizerConfig, TrainerConfig
 from mlm.data.collate import MaskedBatch, MaskedRows, Rows
@@ -88,7 +87,7 @@ class Shape:
 
     def _batch(self) -> MaskedBatch:
         rows, size = TOKENS_A_STEP // self.seq_len, self.model.config.vocab_size or 0
-        slots = math.ceil(MASK_RATE * self.seq_len)
+        slots = prediction_slots(self.seq_len, MASK_RATE)
         ids = torch.randint(5, size, (rows, self.seq_len))
         places = torch.rand(ids.shape).argsort(dim=1)[:, :slots]
         batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "masked_positions": places}

@@ -27,6 +27,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--warmup", type=float, default=0.0, help="share of the steps; the example's default")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument(
+        "--vocab", type=int, default=None, help="entries of the model; default: the tokenizer's"
+    )
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--compile", action="store_true")
     return parser.parse_args()
@@ -58,7 +61,7 @@ def build_trainer(options: argparse.Namespace, tokenizer: Any, ends: list[float]
 
     transformers.set_seed(options.seed)
     config = transformers.BertConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=options.vocab or len(tokenizer),
         hidden_size=options.hidden,
         num_hidden_layers=options.layers,
         num_attention_heads=options.heads,

@@ -105,7 +105,7 @@ def our_options(setting: str, case: Case) -> list[str]:
     """Return the options of train.py, or of the bare loop, for a setting."""
     words = ["--data.seq_len", f"{case.seq_len}", "--trainer.global_batch_size", f"{case.rows}"]
     shape = ["--model.hidden_size", f"{case.hidden}", "--model.num_hidden_layers", f"{case.layers}"]
-    shape += ["--model.num_attention_heads", f"{case.heads}"]
+    shape += ["--model.num_attention_heads", f"{case.heads}", "--model.vocab_size", f"{case.vocab}"]
     if setting.startswith("ours-equal"):
         words = ["--config", "bert-mini", *words, *shape, "--model.intermediate_size", f"{4 * case.hidden}"]
         words += ["--data.packing", "concat"]
@@ -188,7 +188,7 @@ class Bench:
         words += ["--tokenizer", self.tokenizer, "--cache", self.work / "theirs-cache"]
         words += ["--output", self.work / "theirs", "--steps", steps, "--save_every", max(steps // 2, 1)]
         words += ["--hidden", case.hidden, "--layers", case.layers, "--heads", case.heads]
-        words += ["--seq_len", case.seq_len, "--rows", case.rows, *THEIRS[setting]]
+        words += ["--seq_len", case.seq_len, "--rows", case.rows, "--vocab", case.vocab, *THEIRS[setting]]
         child = run_child(words, self.env)
         facts = child.json()
         ends = facts["ends_s"]

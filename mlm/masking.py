@@ -1,7 +1,8 @@
 """Which tokens are predicted, and what the model sees there (Devlin et al. 2019, arXiv:1810.04805, sec. 3.1).
 
 - a pure function of (seed, pass, row, position): the same masks on any worker, rank and batch size
-- a row has ceil(rate * S) slots for predictions, so shapes are static; unused slots carry the label -100
+- a row has slots for the predictions of all but two tokens, CLS and SEP, so shapes are static; unused slots
+  carry the label -100
 - token: exactly the drawn number of tokens; whole_word and span: the same number, in whole units that fit
 - special tokens are never predicted and never drawn as a replacement
 - the rate may move over a run: it is a function of the optimizer step, never of who draws the batch
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mlm.config.data import IGNORE_INDEX, MaskingConfig
+from mlm.config.data import IGNORE_INDEX, MaskingConfig, prediction_slots
 from mlm.counter import random_bits, uniform
 
 Bools = npt.NDArray[np.bool_]
@@ -81,7 +82,7 @@ class Masking:
 
     def slots(self, seq_len: int) -> int:
         """Return M, the places for predictions in a row of `seq_len` tokens."""
-        return math.ceil(self.rate * seq_len)
+        return prediction_slots(seq_len, self.rate)
 
     def __call__(
         self, input_ids: Ints, seed: int, passes: Ints, rows: Ints, rate: float | None = None

@@ -9,7 +9,7 @@ import json
 import math
 from pathlib import Path
 
-from mlm.config.data import TokenizerConfig
+from mlm.config.data import TokenizerConfig, prediction_slots
 from mlm.config.errors import InputError
 from mlm.config.experiment import PretrainConfig
 from mlm.config.model import ModelConfig
@@ -107,7 +107,7 @@ def print_plan(config: PretrainConfig) -> None:
     """
     seq_len, trainer = config.data.seq_len, config.trainer
     model = config.model.resolve(_tokenizer_size(config.tokenizer), seq_len)
-    slots = math.ceil(config.masking.highest_mask_rate * seq_len)
+    slots = prediction_slots(seq_len, config.masking.highest_mask_rate)
     flops = flops_per_token(model, seq_len, slots / seq_len)
     tokens_per_step = trainer.global_batch_size * seq_len
     steps = planned_steps(trainer, tokens_per_step)

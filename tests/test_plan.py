@@ -251,7 +251,7 @@ def test_plan_prints_what_the_functions_say(capsys):
     found = {name: text.strip() for name, text in plan_of(capsys, *words).items()}
     assert found["parameters"] == "11,201,594"
     assert found["embeddings"] == "7,945,216"
-    assert found["FLOPs a token"].startswith("24.2 M, ")
+    assert found["FLOPs a token"].startswith("23.8 M, ")
     assert found["optimizer"] == "89.6 MB"
     assert found["memory a device"].startswith("179 MB")
     assert found["tokens a step"].startswith("4,096")

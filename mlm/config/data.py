@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import glob
+import math
 import os
 import re
 from dataclasses import dataclass, field
@@ -255,3 +256,8 @@ class MaskingConfig:
     def highest_mask_rate(self) -> float:
         """The largest rate of the run: rows have slots for so many predictions."""
         return max(self.mask_rate, self.final_mask_rate or 0.0)
+
+
+def prediction_slots(seq_len: int, rate: float) -> int:
+    """Return M, the most predictions in a row of `seq_len` tokens: CLS and SEP are never predicted."""
+    return math.ceil(rate * max(seq_len - 2, 1))
