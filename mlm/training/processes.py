@@ -140,15 +140,17 @@ def keep_freed_memory() -> None:
     """Let glibc keep for the next step what one step of a CPU frees.
 
     It would give large blocks back to the system and get them anew, page by page, by chance 3,000 to 35,000
-    pages in a step of the default model. A user's choice in the environment stands, and only glibc is told.
+    pages in a step of the default model. What was freed before the first step is not kept. A user's choice in
+    the environment stands, and only glibc is told.
     """
+    give_back_freed_memory()
     if platform.libc_ver()[0] == "glibc" and os.environ.keys().isdisjoint(MALLOC_CHOICES):
         for option, value in MALLOC_OPTIONS.items():
             ctypes.CDLL(None).mallopt(option, value)
 
 
 def give_back_freed_memory() -> None:
-    """Let glibc give back what `keep_freed_memory` made it keep, before what comes after the last step."""
+    """Let glibc give back all pages that hold nothing, also those between others."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
