@@ -6,8 +6,8 @@
 Both sides train on the same text with the same vocabulary, rows of the same length, and as many of them a
 step. The other side is transformers' Trainer with BERT's mini size (`run_mlm_trainer.py`). Its learning rate
 is swept in bf16, with warm-up, which the example has not by default; then every seed is trained with the
-best one, in float32, in bf16, and in bf16 without dropout, compiled, and after them ours. Their final loss is
-the goal.
+best one, in float32, in bf16, and in bf16 without dropout, compiled. Their final loss is the goal. The sides
+take turns, seed by seed.
 
 Ours is the default model and optimizer, in runs of several lengths, each with its whole schedule. What counts
 is the time of the shortest one whose final loss is at most the goal: nothing is interpolated. Times are those

@@ -90,7 +90,7 @@ class Masking:
         """Hide tokens.
 
         Args:
-            input_ids: (B, S) ids, padding included (padding is a special id).
+            input_ids: (B, S) ids, padding included (padding is a special id); a row has CLS and SEP at least.
             seed: seed of the run.
             passes: (B,) how often the data was gone through before.
             rows: (B,) row numbers in the row table.

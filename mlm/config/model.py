@@ -51,7 +51,7 @@ class ModelConfig:
     num_attention_heads: int = 4
     """Attention heads; must divide hidden_size."""
     intermediate_size: int = 672
-    """Feed-forward width; geglu and swiglu have three matrices of it, BERT two: 8/3 of hidden_size, not 4."""
+    """Feed-forward width; three matrices of geglu or swiglu at 8/3 of hidden_size equal two at 4."""
     max_position_embeddings: int | None = None
     """Longest row in tokens the model may see; null: data.seq_len."""
     embedding_size: int | None = None

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST_CUT = 16
-"""A piece is cut to fill a room only where both parts have as many tokens."""
+"""A piece is cut to fill a room only where both parts have as many tokens, or an eighth of a row."""
 
 Ints = npt.NDArray[np.int64]
 PackingMode = Literal["isolate", "concat", "none"]
@@ -136,6 +136,7 @@ def _best_fit(documents: Spans, seq_len: int) -> tuple[Ints, Spans]:
     end_lengths = long.lengths % size + size
     ends = Spans(long.starts + long.lengths - end_lengths, end_lengths)
     full = cut_spans(Spans(long.starts, long.lengths - end_lengths), size)
+    least = max(LEAST_CUT, seq_len // 8)
     open_rows = OpenRows(seq_len, num_rows=len(full.lengths))
     rows = [*range(len(full.lengths)), *(open_rows.place(length + 2) for length in short.lengths.tolist())]
     starts, lengths = (
@@ -144,8 +145,13 @@ def _best_fit(documents: Spans, seq_len: int) -> tuple[Ints, Spans]:
     for start, left in zip(ends.starts.tolist(), ends.lengths.tolist(), strict=True):
         while left:
             room = open_rows.largest_room() - 2
-            cut = min(room, left - LEAST_CUT)
-            length = left if left <= room else cut if cut >= LEAST_CUT else min(left, size)
+            cut = min(room, left - least)
+            if left <= room:
+                length = left
+            elif cut >= least:
+                length = cut
+            else:
+                length = min(left, size)
             rows.append(open_rows.place(length + 2))
             starts.append(start)
             lengths.append(length)

@@ -29,14 +29,16 @@ LENGTHS = [
     [28, 1, 13, 2],
     [0, 3, 0],
     list(np.random.default_rng(0).integers(0, 60, 300)),
+    list(np.random.default_rng(0).integers(0, 600, 100)),
 ]
 
 
 @pytest.mark.parametrize("mode", ["isolate", "concat", "none"])
+@pytest.mark.parametrize("seq_len", [8, SEQ_LEN, 18, 33, 64, 128])
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_no_token_is_lost_or_repeated_and_no_row_overflows(mode, lengths):
+def test_no_token_is_lost_or_repeated_and_no_row_overflows(mode, seq_len, lengths):
     spans = documents(lengths)
-    rows = rows_of(pack_documents(spans, SEQ_LEN, mode))
+    rows = rows_of(pack_documents(spans, seq_len, mode))
     tokens = [token for row in rows for start, length in row for token in range(start, start + length)]
     assert sorted(tokens) == list(range(sum(lengths)))
     bounds = set(np.cumsum(lengths).tolist())
@@ -44,7 +46,7 @@ def test_no_token_is_lost_or_repeated_and_no_row_overflows(mode, lengths):
         assert row
         used = sum(length for _, length in row)
         special = 2 * len(row) if mode != "concat" else len(row) + 1
-        assert used + special <= SEQ_LEN
+        assert used + special <= seq_len
         for start, length in row:  # inside one document
             assert length > 0
             assert not any(start < bound < start + length for bound in bounds)

@@ -37,8 +37,8 @@ def test_every_document_comes_back(store, documents, tokenizer):
 def test_opening_imports_no_pandas(store):
     code = (
         "import sys; from pathlib import Path; from mlm.data.store import TokenStore;"
-        "store = TokenStore(Path(sys.argv[1])); bytes = int(store.num_bytes.sum());"
-        "print(store.documents.num_tokens, len(store.text_hashes), bytes, 'pandas' in sys.modules)"
+        "store = TokenStore(Path(sys.argv[1])); size = int(store.num_bytes.sum());"
+        "print(store.documents.num_tokens, len(store.text_hashes), size, 'pandas' in sys.modules)"
     )
     found = subprocess.check_output([sys.executable, "-c", code, str(store.folder)], text=True).split()
     totals = (store.documents.num_tokens, len(store.text_hashes), int(store.num_bytes.sum()))
