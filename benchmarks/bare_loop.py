@@ -3,8 +3,8 @@
     python benchmarks/bare_loop.py [--steps 30] OPTIONS OF train.py
 
 Beside tokens per second it measures the fastest matrix product of this process, which share of it the useful
-arithmetic of training reaches (`mlm.plan`: padding not counted; head and last layer by masked positions, or the
-last layer whole), and how long a step waits for its batch. The last line printed is JSON.
+arithmetic of training reaches (`mlm.plan`: padding not counted; head and last layer by masked positions, or
+the last layer whole), and how long a step waits for its batch. The last line printed is JSON.
 """
 
 from __future__ import annotations
