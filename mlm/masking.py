@@ -1,8 +1,8 @@
 """Which tokens are predicted, and what the model sees there (Devlin et al. 2019, arXiv:1810.04805, sec. 3.1).
 
 - a pure function of (seed, pass, row, position): the same masks on any worker, rank and batch size
-- a row has slots for the predictions of all but two tokens, CLS and SEP, so shapes are static; unused slots
-  carry the label -100
+- a row has ceil(rate * (S - 2)) slots for predictions, as CLS and SEP have none, so shapes are static; unused
+  slots carry the label -100
 - token: exactly the drawn number of tokens; whole_word and span: the same number, in whole units that fit
 - special tokens are never predicted and never drawn as a replacement
 - the rate may move over a run: it is a function of the optimizer step, never of who draws the batch

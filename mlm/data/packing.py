@@ -38,6 +38,13 @@ class Spans:
         """Tokens in all spans."""
         return int(self.lengths.sum())
 
+    @classmethod
+    def joined(cls, parts: list[Spans]) -> Spans:
+        """Return the spans of several, one after the other."""
+        return cls(
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in ("starts", "lengths"))
+        )
+
     def take(self, chosen: npt.NDArray[np.bool_]) -> Spans:
         """Return the spans where `chosen` (N,) is true, in order."""
         return Spans(self.starts[chosen], self.lengths[chosen])
@@ -59,11 +66,8 @@ class RowTable:
     def joined(cls, tables: list[RowTable]) -> RowTable:
         """Return the rows of several tables, one after the other."""
         counts = np.concatenate([np.diff(table.offsets) for table in tables])
-        starts, lengths = (
-            np.concatenate([getattr(table.pieces, name) for table in tables])
-            for name in ("starts", "lengths")
-        )
-        return cls(np.concatenate([[0], np.cumsum(counts)]), Spans(starts, lengths))
+        pieces = Spans.joined([table.pieces for table in tables])
+        return cls(np.concatenate([[0], np.cumsum(counts)]), pieces)
 
 
 def pack_documents(documents: Spans, seq_len: int, mode: PackingMode) -> RowTable:
@@ -139,9 +143,8 @@ def _best_fit(documents: Spans, seq_len: int) -> tuple[Ints, Spans]:
     least = max(LEAST_CUT, seq_len // 8)
     open_rows = OpenRows(seq_len, num_rows=len(full.lengths))
     rows = [*range(len(full.lengths)), *(open_rows.place(length + 2) for length in short.lengths.tolist())]
-    starts, lengths = (
-        np.concatenate([getattr(full, name), getattr(short, name)]).tolist() for name in ("starts", "lengths")
-    )
+    placed = Spans.joined([full, short])
+    starts, lengths = placed.starts.tolist(), placed.lengths.tolist()
     for start, left in zip(ends.starts.tolist(), ends.lengths.tolist(), strict=True):
         while left:
             room = open_rows.largest_room() - 2

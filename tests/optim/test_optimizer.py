@@ -83,7 +83,7 @@ def test_newton_schulz_keeps_the_singular_vectors_and_brings_the_values_near_one
     found = inner.diagonal(dim1=1, dim2=2)
     assert found.min() > 0.45
     assert found[:, values > 0.01].min() > 0.65
-    assert found.max() < 1.4
+    assert found.max() < 1.35
     assert (inner - torch.diag_embed(found)).abs().max() < 0.1
 
 
