@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,13 @@ def imports_of(path: Path) -> set[str]:
 
 def test_every_package_has_a_layer():
     assert {package_of(module_of(path)) for path in FILES} - {"mlm"} == set(LAYERS)
+
+
+def test_every_package_is_installed():
+    """The list is by hand, as the recipes of configs/ are a package of another name."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {path.parent.relative_to(ROOT) for path in FILES}
+    assert sorted(listed) == sorted({".".join(folder.parts) for folder in folders} | {"mlm.configs"})
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
