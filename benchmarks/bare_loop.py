@@ -29,8 +29,8 @@ from mlm.model.loss import summed_cross_entropy
 from mlm.optim.optimizer import build_optimizer, set_learning_rate
 from mlm.optim.schedule import learning_rate_factor
 from mlm.plan import flops_per_token
+from mlm.training.memory import keep_freed_memory, map_large_blocks
 from mlm.training.pretraining import prepare, rescale_and_clip
-from mlm.training.processes import keep_freed_memory
 from mlm.training.trainer import resolve_precision
 
 WARM = 4
@@ -43,6 +43,7 @@ class Loop:
     """Everything one step needs."""
 
     def __init__(self, config: PretrainConfig, corpus: Corpus, model: MaskedLM):
+        map_large_blocks()
         self.config, self.model = config, model.train()
         self.half = resolve_precision(config.trainer, "cpu") == "bf16-mixed"
         self.optimizer = build_optimizer(model, config.optimizer, matrix_blocks(model))
@@ -70,6 +71,8 @@ class Loop:
         self.optimizer.step()
         self.optimizer.zero_grad()
         times.append(time.perf_counter())
+        if number == 0:
+            keep_freed_memory()
         for name, begin, end in zip(self.seconds, times, times[1:], strict=False):
             self.seconds[name].append(end - begin)
         return batch
@@ -89,7 +92,6 @@ def matmul_peak(dtype: torch.dtype) -> float:
 def measure(config: PretrainConfig, steps: int) -> dict[str, Any]:
     """Train for some steps and return the figures."""
     corpus, model = prepare(config)
-    keep_freed_memory()
     loop = Loop(config, corpus, model)
     dtype = torch.bfloat16 if loop.half else torch.float32
     peaks = [matmul_peak(dtype)]

@@ -26,7 +26,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from mlm.config.experiment import PretrainConfig
 from mlm.config.parse import parse_config
 from mlm.training.pretraining import prepare
-from mlm.training.processes import keep_freed_memory
 
 STEPS = 4
 GROUPS = ("matmul", "attention", "head", "optimizer", "rest")
@@ -59,7 +58,6 @@ def group_of(name: str, shapes: Iterable[Any], inside_update: bool, sizes: dict[
 def profile_steps(config: PretrainConfig) -> dict[str, Any]:
     """Return microseconds of a step by group and by operation."""
     corpus, model = prepare(config)
-    keep_freed_memory()
     loop = Loop(config, corpus, model)
     plain_step = loop.optimizer.step
 

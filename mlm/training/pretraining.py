@@ -50,12 +50,8 @@ from mlm.training.callbacks import (
 )
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.datamodule import PretrainDataModule
-from mlm.training.processes import (
-    end_with_parent,
-    give_back_freed_memory,
-    keep_freed_memory,
-    reduce_over_ranks,
-)
+from mlm.training.memory import KeepFreedMemory, give_back_freed_memory
+from mlm.training.processes import end_with_parent, reduce_over_ranks
 from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
 from mlm.training.run_folder import METRICS, keep_config, resume_command, run_folder
 from mlm.training.sharding import ShardedStrategy, local, shard, whole, whole_model
@@ -349,7 +345,7 @@ def assemble(
     facts = {"corpus": {"sources": {source["path"]: source for source in corpus.sources}}}
     tracker = build_tracker(config, config.logging, folder, facts | provenance(corpus))
     if resolve_accelerator(config.trainer) == "cpu":
-        keep_freed_memory()
+        callbacks.append(KeepFreedMemory())
     return build_trainer(config.trainer, folder, callbacks, tracker), budget, stop
 
 

@@ -7,11 +7,9 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import logging
 import math
 import os
-import platform
 import signal
 import subprocess
 import threading
@@ -33,14 +31,6 @@ from torch import Tensor
 
 from mlm.config.launch import launched
 
-MALLOC_OPTIONS = {-4: 0, -1: 2**31 - 1, -2: 2**26}
-"""glibc's M_MMAP_MAX (no block is mapped by itself), M_TRIM_THRESHOLD (bytes that are kept at its end) and
-M_TOP_PAD (bytes by which the memory grows); see mallopt(3)."""
-MALLOC_CHOICES = (
-    "GLIBC_TUNABLES",
-    *(f"MALLOC_{name}_" for name in ("MMAP_MAX", "MMAP_THRESHOLD", "TRIM_THRESHOLD", "TOP_PAD")),
-)
-"""Variables of the environment by which a user decides the same."""
 LOOK_EVERY_S = 0.3
 """Seconds between two looks at another process."""
 
@@ -134,25 +124,6 @@ def _tell(failed: subprocess.Popen[bytes]) -> int:
     if failed.returncode < 0:
         log.error("a process of this run was ended by signal %d; go on with --resume", -failed.returncode)
     return failed.returncode if failed.returncode > 0 else 1
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep for the next step what one step of a CPU frees.
-
-    It would give large blocks back to the system and get them anew, page by page, by chance 3,000 to 35,000
-    pages in a step of the default model. What was freed before the first step is not kept. A user's choice in
-    the environment stands, and only glibc is told.
-    """
-    give_back_freed_memory()
-    if platform.libc_ver()[0] == "glibc" and os.environ.keys().isdisjoint(MALLOC_CHOICES):
-        for option, value in MALLOC_OPTIONS.items():
-            ctypes.CDLL(None).mallopt(option, value)
-
-
-def give_back_freed_memory() -> None:
-    """Let glibc give back all pages that hold nothing, also those between others."""
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def reduce_over_ranks(numbers: Tensor, how: torch.distributed.ReduceOp.RedOpType) -> Tensor:

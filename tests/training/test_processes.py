@@ -1,10 +1,8 @@
 """Several processes give the run that one process gives, whoever starts them."""
 
 import os
-import platform
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +28,6 @@ from run_files import assert_equal_weights, column, folder_of, weights
 
 from mlm.config.data import SourceConfig
 from mlm.training.pretraining import pretrain
-from mlm.training.processes import MALLOC_CHOICES
 
 MUON = {"name": "muon", "lr": 5e-3}
 DROPOUT = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "hidden_dropout": 0.1}
@@ -225,67 +222,3 @@ def workers(run):
     """The processes of a run, in the order of their start, without its helpers."""
     children = subprocess.run(["pgrep", "-P", str(run.pid), "-f", "train.py"], capture_output=True, text=True)
     return [int(line) for line in children.stdout.split()]
-
-
-ALLOCATED_BY_GLIBC = pytest.mark.skipif(
-    platform.libc_ver()[0] != "glibc" or platform.machine() != "x86_64",
-    reason="elsewhere torch has an allocator of its own, or the C library is another",
-)
-FAULTS = """
-import resource, sys, torch
-from mlm.training.processes import keep_freed_memory
-
-if sys.argv[1] == "keep":
-    keep_freed_memory()
-torch.ones(10 * 2**20)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
-    torch.ones(10 * 2**20)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-"""Ten tables of 40 MB, one after the other: more than glibc ever keeps by itself."""
-
-
-@ALLOCATED_BY_GLIBC
-def test_freed_memory_is_kept_unless_the_user_decides():
-    def faults(how: str, **environment: str) -> int:
-        inherited = {name: value for name, value in os.environ.items() if name not in MALLOC_CHOICES}
-        command = [sys.executable, "-c", FAULTS, how]
-        return int(subprocess.check_output(command, env=inherited | environment, text=True))
-
-    plain = faults("leave")
-    assert faults("keep") < plain / 3
-    assert faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > plain / 3
-
-
-KEPT = """
-import torch
-from mlm.training.processes import give_back_freed_memory, keep_freed_memory
-
-def resident():
-    return int(open("/proc/self/statm").read().split()[1])
-
-small = [torch.ones(2**13) for _ in range(3000)]
-last_small = small[-1]
-del small
-before = resident()
-keep_freed_memory()
-print(before, resident())
-tables = [torch.ones(2**20) for _ in range(50)]
-whole, last = resident(), tables[-1]
-del tables
-kept = resident()
-give_back_freed_memory()
-print(whole, kept, resident())
-"""
-"""Many small tables, then fifty of 4 MB; the last ones, in use, stand at the end of the memory."""
-
-
-@ALLOCATED_BY_GLIBC
-def test_what_was_freed_before_is_not_kept_and_what_was_kept_is_given_back():
-    inherited = {name: value for name, value in os.environ.items() if name not in MALLOC_CHOICES}
-    pages = subprocess.check_output([sys.executable, "-c", KEPT], env=inherited, text=True).split()
-    before, after, whole, kept, left = (int(number) * os.sysconf("SC_PAGE_SIZE") / 2**20 for number in pages)
-    assert after < before - 50  # MiB
-    assert kept > whole - 20
-    assert left < whole - 150

@@ -1,0 +1,67 @@
+"""What a training on a CPU asks of the C library's allocator; only glibc is asked, see mallopt(3).
+
+By itself it gives large blocks back to the system and gets them anew, page by page, by chance 3,000 to 35,000
+pages in a step of the default model. So what a step frees is kept for the next one. What outlasts a step (the
+optimizer's moments) would lie among it and cut it into pieces that do not fit again, a twentieth of all
+memory; so in the first step, which creates it, each large block still gets pages of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from typing import Any
+
+import lightning.pytorch as pl
+
+TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD, MMAP_MAX = -1, -2, -3, -4
+"""Numbers of mallopt's parameters: free bytes that are kept at the end, bytes by which the memory grows, size
+from which a block gets pages of its own, how many blocks may."""
+LARGE_BLOCK = 2**19
+MALLOC_CHOICES = (
+    "GLIBC_TUNABLES",
+    *(f"MALLOC_{name}_" for name in ("MMAP_MAX", "MMAP_THRESHOLD", "TRIM_THRESHOLD", "TOP_PAD")),
+)
+"""Variables of the environment by which a user decides the same."""
+
+
+class KeepFreedMemory(pl.Callback):
+    """Separates what lasts from what each step needs, then keeps what each step frees."""
+
+    def __init__(self) -> None:
+        self.keeps = False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Begin before a checkpoint's moments are loaded."""
+        map_large_blocks()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Keep freed memory from the first optimizer step on."""
+        if trainer.global_step and not self.keeps:
+            keep_freed_memory()
+            self.keeps = True
+
+
+def map_large_blocks() -> None:
+    """Let each block of LARGE_BLOCK bytes and more have pages of its own, given back when it is freed."""
+    _set({MMAP_THRESHOLD: LARGE_BLOCK})
+
+
+def keep_freed_memory() -> None:
+    """Let what is freed from now on be kept, blocks of any size together."""
+    give_back_freed_memory()
+    _set({MMAP_MAX: 0, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 2**26})
+
+
+def give_back_freed_memory() -> None:
+    """Let all pages that hold nothing be given back, also those between others."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _set(options: dict[int, int]) -> None:
+    """Set parameters of mallopt, unless the environment has the user's choice."""
+    if platform.libc_ver()[0] == "glibc" and os.environ.keys().isdisjoint(MALLOC_CHOICES):
+        for option, value in options.items():
+            ctypes.CDLL(None).mallopt(option, value)
