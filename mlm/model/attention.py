@@ -65,7 +65,7 @@ class SelfAttention(nn.Module):
             hidden: (B, S, D) float.
             bias: (B, 1, S, S) float added to the scores, see `document_bias`; None: nothing. Or where the
                 documents begin, if `can_attend_by_document`.
-            rotation: see `RotaryEmbedding`; None: no rotation.
+            rotation: see `compute_rotation`; None: no rotation.
             selected: (B, M) int64, the tokens that attend, to all as ever; None: all of them.
 
         Returns:

@@ -21,9 +21,9 @@ from mlm.model.attention import can_attend_by_document, compute_dtype
 from mlm.model.layers import EncoderLayer, build_norm
 from mlm.model.positions import (
     DocumentOffsets,
-    RotaryEmbedding,
     Rotation,
     SinusoidalEmbedding,
+    compute_rotation,
     distance_bias,
     document_bias,
     document_offsets,
@@ -75,7 +75,6 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.embeddings = Embeddings(config)
-        self.rotary = RotaryEmbedding(config) if config.position_embedding == "rotary" else None
         numbers = range(config.num_hidden_layers)
         self.layers = nn.ModuleList(EncoderLayer(config, config.has_attention_norm(n)) for n in numbers)
         self.is_local = [config.is_local(n) for n in numbers]
@@ -139,9 +138,15 @@ class Encoder(nn.Module):
         self, bias: Tensor | DocumentOffsets | None, positions: Tensor, dtype: torch.dtype, local: bool
     ) -> tuple[Tensor | DocumentOffsets | None, Rotation | None]:
         """Return bias and rotation for layers with local or full attention."""
-        window, causal = self.config.local_attention if local else None, self.config.attention == "causal"
+        config = self.config
+        window, causal = config.local_attention if local else None, config.attention == "causal"
         if (window or causal) and not isinstance(bias, DocumentOffsets):
             index = torch.arange(positions.shape[1], device=positions.device)
             near = distance_bias(index, window, causal, dtype)[None, None]
             bias = near if bias is None else bias + near
-        return bias, None if self.rotary is None else self.rotary(positions, dtype, local)
+        if config.position_embedding != "rotary":
+            return bias, None
+        theta = config.local_rotary_theta if local else config.rotary_theta
+        return bias, compute_rotation(
+            positions, theta, config.hidden_size // config.num_attention_heads, dtype
+        )

@@ -20,8 +20,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mlm.config.model import ModelConfig
-
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of every position's angles, each (1 or B, 1, S, K/2)."""
 
@@ -104,26 +102,34 @@ class SinusoidalEmbedding(nn.Embedding):
         self.weight.requires_grad_(False)
 
 
-class RotaryEmbedding(nn.Module):
-    """Angles by which queries and keys turn; no parameters."""
+@torch.library.custom_op("mlm::compute_rotation", mutates_args=())
+def compute_rotation(
+    positions: Tensor, theta: float, width: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of the positions' angles, computed in float32 and cast to `dtype`.
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.head_width = config.hidden_size // config.num_attention_heads
-        self.theta, self.local_theta = config.rotary_theta, config.local_rotary_theta
+    An operation of its own, into which the compiler does not look: it would compute the angles anew in every
+    layer, for each head. Has no gradient.
 
-    def forward(self, positions: Tensor, dtype: torch.dtype, local: bool = False) -> Rotation:
-        """Return cosines and sines, computed in float32 and cast to `dtype`.
+    Args:
+        positions: (1 or B, S) int64.
+        theta: the base of the frequencies.
+        width: K, of a head.
+        dtype: the type of the queries and keys.
 
-        Args:
-            positions: (1 or B, S) int64.
-            dtype: the type of the queries and keys.
-            local: for a layer with local attention.
-        """
-        pairs = torch.arange(0, self.head_width, 2, device=positions.device, dtype=torch.float32)
-        frequencies = 1.0 / (self.local_theta if local else self.theta) ** (pairs / self.head_width)
-        angles = positions[:, None, :, None].float() * frequencies
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+    Returns:
+        Two of (1 or B, 1, S, K/2).
+    """
+    pairs = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)
+    frequencies = 1.0 / theta ** (pairs / width)
+    angles = positions[:, None, :, None].float() * frequencies
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+@compute_rotation.register_fake
+def _(positions: Tensor, theta: float, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    shape = (positions.shape[0], 1, positions.shape[1], width // 2)
+    return positions.new_empty(shape, dtype=dtype), positions.new_empty(shape, dtype=dtype)
 
 
 def select_rotation(rotation: Rotation | None, places: Tensor) -> Rotation | None:

@@ -11,7 +11,7 @@ from torch import nn
 from mlm.config.model import ModelConfig
 from mlm.model import MaskedLM, attention, matrix_blocks
 from mlm.model.attention import SelfAttention, attend_by_kernel, attend_by_matmul
-from mlm.model.positions import RotaryEmbedding, distance_bias, document_bias, document_offsets
+from mlm.model.positions import compute_rotation, distance_bias, document_bias, document_offsets
 
 MASK = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]])
 
@@ -127,7 +127,7 @@ def test_by_document_equals_bias(monkeypatch):
     monkeypatch.setattr(attention, "varlen_attn", attend_to_spans)
     config = ModelConfig(hidden_size=16, num_attention_heads=2)
     layer, hidden = SelfAttention(config), torch.randn(*MASK.shape, 16)
-    rotation = RotaryEmbedding(config)(torch.arange(6)[None], torch.float32)
+    rotation = compute_rotation(torch.arange(6)[None], 10000.0, 8, torch.float32)
     found = layer(hidden, document_offsets(MASK, 4), rotation)
     plain = layer(hidden, document_bias(MASK, torch.float32), rotation)
     torch.testing.assert_close(found, plain, atol=1e-6, rtol=1e-5)

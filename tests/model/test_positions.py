@@ -9,9 +9,10 @@ import torch
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
 from mlm.config.model import ModelConfig
+from mlm.model.encoder import Encoder
 from mlm.model.positions import (
-    RotaryEmbedding,
     apply_rotary,
+    compute_rotation,
     distance_bias,
     document_bias,
     document_offsets,
@@ -80,12 +81,17 @@ def test_sinusoids_equal_the_formula():
             assert found == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-5)
 
 
-def test_local_rotation_has_its_own_theta():
-    config = ModelConfig(hidden_size=16, num_attention_heads=2, rotary_theta=777.0, local_rotary_theta=55.0)
-    positions = torch.arange(6)[None]
-    for local, theta in ((False, 777.0), (True, 55.0)):
-        found = RotaryEmbedding(config)(positions, torch.float32, local)
-        for part, expected in zip(found, rotary(theta)(positions, torch.float32), strict=True):
+def test_local_layers_have_a_theta_of_their_own():
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 16}
+    thetas = {"rotary_theta": 777.0, "local_rotary_theta": 55.0}
+    encoder = Encoder(ModelConfig(vocab_size=9, global_attn_every_n_layers=2, **sizes, **thetas))
+    assert encoder.is_local == [False, True]
+    given = []
+    for layer in encoder.layers:
+        layer.register_forward_pre_hook(lambda _, inputs: given.append(inputs[2]))
+    encoder(torch.arange(6)[None])
+    for found, theta in zip(given, (777.0, 55.0), strict=True):
+        for part, expected in zip(found, rotation(torch.arange(6)[None], theta), strict=True):
             assert torch.equal(part, expected)
 
 
@@ -95,8 +101,13 @@ def test_boolean_mask_is_one_document():
     assert document_bias(mask, torch.float32).isinf().sum() == 4
 
 
-def rotary(theta: float, width: int = 8) -> RotaryEmbedding:
-    return RotaryEmbedding(ModelConfig(hidden_size=2 * width, num_attention_heads=2, rotary_theta=theta))
+def rotation(positions, theta=10000.0, dtype=torch.float32):
+    return compute_rotation(positions, theta, 8, dtype)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 5)])
+def test_rotation_is_an_operation_that_a_compiler_can_plan_with(shape):
+    torch.library.opcheck(compute_rotation, (torch.randint(9, shape), 10000.0, 8, torch.bfloat16))
 
 
 @pytest.mark.parametrize("theta", [10000.0, 160000.0])
@@ -106,14 +117,14 @@ def test_rotation_equals_transformers(theta):
     angles = positions[..., None] / theta ** (torch.arange(0, 8, 2) / 8)
     angles = torch.cat((angles, angles), dim=-1)
     expected = apply_rotary_pos_emb(query, key, angles.cos(), angles.sin())
-    rotation = rotary(theta)(positions, torch.float32)
+    found = rotation(positions, theta)
     for states, theirs in zip((query, key), expected, strict=True):
-        torch.testing.assert_close(apply_rotary(states, rotation), theirs)
+        torch.testing.assert_close(apply_rotary(states, found), theirs)
 
 
 def test_rotated_products_depend_on_distance_alone():
     query, key = torch.randn(2, 1, 1, 1, 8)
-    cos, sin = rotary(10000.0)(torch.arange(20)[None], torch.float32)
+    cos, sin = rotation(torch.arange(20)[None])
 
     def product(at: int, of: int) -> float:
         turned = (apply_rotary(x, (cos[:, :, i], sin[:, :, i])) for x, i in ((query, at), (key, of)))
@@ -125,8 +136,8 @@ def test_rotated_products_depend_on_distance_alone():
 
 
 def test_angles_are_exact_before_the_cast():
-    exact = rotary(10000.0)(torch.tensor([[4097]]), torch.float32)
-    cast = rotary(10000.0)(torch.tensor([[4097]]), torch.bfloat16)
+    exact = rotation(torch.tensor([[4097]]))
+    cast = rotation(torch.tensor([[4097]]), dtype=torch.bfloat16)
     for full, half in zip(exact, cast, strict=True):
         assert half.dtype == torch.bfloat16
         assert torch.equal(full.bfloat16(), half)
