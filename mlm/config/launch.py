@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from mlm.config.errors import require
 
+SCRIPTS = {"train.py": "mlm pretrain", "finetune.py": "mlm finetune"}
+"""The scripts of the repository and the same commands where only the package is installed."""
 FIRST_PROCESS_S = 5.0
 """How long the first process of a run may take to tell a mistake that all processes make."""
 
@@ -64,3 +68,8 @@ def wait_for_first_process() -> None:
         if os.getppid() != parent:
             raise SystemExit(2)
         time.sleep(0.1)
+
+
+def command_for(script: str) -> str:
+    """Return how to start one of SCRIPTS, in the way that the user started this program."""
+    return f"python {script}" if Path(sys.argv[0]).name in SCRIPTS else SCRIPTS[script]

@@ -19,7 +19,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from mlm.config.errors import InputError, in_words
 from mlm.config.experiment import RUN_NAME, RunConfig
-from mlm.config.launch import is_first_process
+from mlm.config.launch import command_for, is_first_process
 from mlm.config.parse import flatten, save_config
 
 METRICS = "metrics.csv"
@@ -81,7 +81,7 @@ def _make(runs_dir: Path, config: RunConfig) -> Path:
 def resume_command(config: RunConfig) -> str:
     """Return what to type to go on with a run."""
     place = "" if config.runs_dir == RunConfig.runs_dir else f" --runs_dir {config.runs_dir}"
-    return f"python train.py --resume --name {config.name}{place}"
+    return f"{command_for('train.py')} --resume --name {config.name}{place}"
 
 
 @contextmanager

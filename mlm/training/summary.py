@@ -14,6 +14,7 @@ from torch import Tensor
 
 import mlm
 from mlm.config.experiment import PretrainConfig
+from mlm.config.launch import command_for
 from mlm.data.collate import Rows
 from mlm.data.corpus import Corpus
 from mlm.hub.card import model_card
@@ -136,9 +137,9 @@ tracked run     {_tracked_run(folder)}
 next
   fill a mask     mlm fill-mask --model {model} "the [MASK] of the function"
   evaluate        mlm evaluate --model {model} --data.sources YOUR_TEXT.txt
-  fine-tune       python finetune.py --model {model}
+  fine-tune       {command_for('finetune.py')} --model {model}
   train longer    {resume_command(config)} --trainer.max_steps {2 * summary["steps"]}
-  your own text   python train.py --data.sources YOUR_FOLDER"""
+  your own text   {command_for('train.py')} --data.sources YOUR_FOLDER"""
 
 
 def _tracked_run(folder: Path) -> str:

@@ -1,7 +1,7 @@
 import pytest
 
 from mlm.config.errors import InputError
-from mlm.config.launch import Launch, is_first_process, launched
+from mlm.config.launch import Launch, command_for, is_first_process, launched
 from mlm.config.training import TrainerConfig
 
 TORCHRUN = {
@@ -82,3 +82,17 @@ def test_uneven_tasks_are_refused(environment):
     environment(SRUN | {"SLURM_NTASKS": "7"})
     with pytest.raises(InputError, match="SLURM_NTASKS=7 is not the same on each of 3 nodes"):
         launched()
+
+
+@pytest.mark.parametrize(
+    "started, expected",
+    [
+        ("/home/me/mlm/train.py", "python finetune.py"),
+        ("finetune.py", "python finetune.py"),
+        ("/opt/venv/bin/mlm", "mlm finetune"),
+        ("/opt/venv/lib/mlm/__main__.py", "mlm finetune"),
+    ],
+)
+def test_commands_are_told_as_this_one_was_started(monkeypatch, started, expected):
+    monkeypatch.setattr("sys.argv", [started, "--name", "train.py"])
+    assert command_for("finetune.py") == expected
