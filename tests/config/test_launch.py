@@ -85,7 +85,7 @@ def test_uneven_tasks_are_refused(environment):
 
 
 @pytest.mark.parametrize(
-    "started, expected",
+    ("started", "expected"),
     [
         ("/home/me/mlm/train.py", "python finetune.py"),
         ("finetune.py", "python finetune.py"),
