@@ -27,6 +27,7 @@ from mlm.config.glue import (
     check_seeds,
     check_tasks,
 )
+from mlm.config.launch import command_for
 from mlm.config.model import LabelType, Pooling
 from mlm.config.suite import check_data, check_recipes, check_same, goes_on, is_unbegun
 from mlm.config.training import LoggingConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
@@ -45,8 +46,8 @@ def newest_pretrained_model(runs_dir: str, key: str = "model") -> str:
     finished = [path for path in Path(runs_dir).glob("*/summary.json") if _is_pretraining(path)]
     if not finished:
         raise InputError(
-            f"{key}=null: {runs_dir} holds no finished pretraining run; run train.py first, "
-            f"or name a model folder with --{key}"
+            f"{key}=null: {runs_dir} holds no finished pretraining run; run "
+            f"{command_for('train.py')} first, or name a model folder with --{key}"
         )
     return str(max(finished, key=lambda path: path.stat().st_mtime_ns).parent / "model")
 

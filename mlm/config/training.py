@@ -96,7 +96,7 @@ class TrainerConfig:
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
     """Kind of device; auto: the best one there is."""
     compile: bool = False
-    """Compile the model: pays off on a GPU; on a CPU 2 to 5 % after half a minute."""
+    """Compile the model: pays off on a GPU; on a CPU up to 5 %, after half a minute."""
     gradient_checkpointing: bool = False
     """Keep less for the backward pass and compute it again: less memory, more time."""
     val_every: int = 100

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mlm.config.errors import InputError, require
 from mlm.config.evaluation import Devices, PredictConfig
-from mlm.config.launch import launched
+from mlm.config.launch import command_for, launched
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.data.cache import replacing
 from mlm.data.examples import EncodedExamples, LabelledBatch, batches_in_order, encode_examples
@@ -130,7 +130,8 @@ def max_length(model: ModelConfig, asked: int | None, key: str) -> int | None:
     """
     longest = model.max_position_embeddings
     if asked is not None and longest is not None and asked > longest:
-        longer = f"leave it out, or make a model of longer rows: train.py --branch RUN --data.seq_len {asked}"
+        longer = f"leave it out, or make a model of longer rows: {command_for('train.py')} --branch RUN "
+        longer += f"--data.seq_len {asked}"
         raise InputError(
             f"{key}={asked} is longer than the model's max_position_embeddings={longest}; {longer}"
         )

@@ -1,7 +1,7 @@
 """What happens around the optimizer steps; each callback has one job.
 
 They act after optimizer steps, never between the micro-batches of one, in the order `pretrain` lists them:
-count, plan, validate, record, stop on a signal, save, show.
+count, plan, validate, record, stop on a signal, save, show, keep memory.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 By itself it gives large blocks back to the system and gets them anew, page by page, by chance 3,000 to 35,000
 pages in a step of the default model. So what a step frees is kept for the next one. What outlasts a step (the
-optimizer's moments) would lie among it and cut it into pieces that do not fit again, a twentieth of all
-memory; so in the first step, which creates it, each large block still gets pages of its own.
+optimizer's moments) would lie among it and cut it into pieces that do not fit again, at width 384 a twentieth
+of all memory; so up to the end of the first step, which creates it, each large block gets pages of its own.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from mlm.training.callbacks import StepCallback
+
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD, MMAP_MAX = -1, -2, -3, -4
 """Numbers of mallopt's parameters: free bytes that are kept at the end, bytes by which the memory grows, size
 from which a block gets pages of its own, how many blocks may."""
 LARGE_BLOCK = 2**19
+"""The moments of a matrix of 384 x 384 and more; smaller ones leave no pieces that matter."""
 MALLOC_CHOICES = (
     "GLIBC_TUNABLES",
     *(f"MALLOC_{name}_" for name in ("MMAP_MAX", "MMAP_THRESHOLD", "TRIM_THRESHOLD", "TOP_PAD")),
@@ -26,19 +29,19 @@ MALLOC_CHOICES = (
 """Variables of the environment by which a user decides the same."""
 
 
-class KeepFreedMemory(pl.Callback):
+class KeepFreedMemory(StepCallback):
     """Separates what lasts from what each step needs, then keeps what each step frees."""
 
     def __init__(self) -> None:
         self.keeps = False
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         """Begin before a checkpoint's moments are loaded."""
         map_large_blocks()
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Keep freed memory from the first optimizer step on."""
-        if trainer.global_step and not self.keeps:
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Keep freed memory from the end of the first optimizer step on."""
+        if not self.keeps:
             keep_freed_memory()
             self.keeps = True
 

@@ -1,4 +1,4 @@
-"""The processes of a run: how they find each other, how they end together, how they keep their memory.
+"""The processes of a run: how they find each other, and how they end together.
 
 - under torchrun or srun the launcher starts and ends them, and says how many there are
 - otherwise the first process starts the others of its machine, each with the same command line

@@ -137,9 +137,9 @@ tracked run     {_tracked_run(folder)}
 next
   fill a mask     mlm fill-mask --model {model} "the [MASK] of the function"
   evaluate        mlm evaluate --model {model} --data.sources YOUR_TEXT.txt
-  fine-tune       {command_for('finetune.py')} --model {model}
+  fine-tune       {command_for("finetune.py")} --model {model}
   train longer    {resume_command(config)} --trainer.max_steps {2 * summary["steps"]}
-  your own text   {command_for('train.py')} --data.sources YOUR_FOLDER"""
+  your own text   {command_for("train.py")} --data.sources YOUR_FOLDER"""
 
 
 def _tracked_run(folder: Path) -> str:

@@ -186,7 +186,9 @@ def test_mistakes_are_told_in_one_line(capsys, words, message):
 
 
 def test_scratch_takes_shape_and_tokenizer_from_the_newest_run_or_as_told(capsys):
-    wanting = "=null: runs holds no finished pretraining run; run train.py first, or name a model folder with"
+    wanting = (
+        "=null: runs holds no finished pretraining run; run mlm pretrain first, or name a model folder with"
+    )
     scratch = ["--model", "scratch"]
     assert f"model_config{wanting} --model_config" in refusal(capsys, *scratch)
     assert f"tokenizer{wanting} --tokenizer" in refusal(capsys, *scratch, "--model_config", "bert-tiny")

@@ -72,7 +72,7 @@ def refusal(capsys, *words, cls=FinetuneConfig):
 
 
 def test_without_a_run_train_py_is_named(capsys):
-    message = "finetune.py: error: model=null: runs holds no finished pretraining run; run train.py first"
+    message = "finetune.py: error: model=null: runs holds no finished pretraining run; run mlm pretrain first"
     assert refusal(capsys).startswith(message)
 
 

@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from launching import flags
+from launching import flags, inherited
 
-from mlm.training.memory import MALLOC_CHOICES
+from mlm.training import memory
+from mlm.training.memory import LARGE_BLOCK, MALLOC_CHOICES, MMAP_MAX, MMAP_THRESHOLD
+from mlm.training.pretraining import pretrain
 
 pytestmark = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc" or platform.machine() != "x86_64",
@@ -18,9 +20,9 @@ pytestmark = pytest.mark.skipif(
 
 def numbers_of(script: str, *arguments: object, **environment: str) -> list[int]:
     """The numbers on the last line of what a script writes, run where nobody has set the allocator."""
-    inherited = {name: value for name, value in os.environ.items() if name not in MALLOC_CHOICES}
+    unset = {name: value for name, value in inherited().items() if name not in MALLOC_CHOICES}
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    output = subprocess.check_output(command, env=inherited | environment, text=True)
+    output = subprocess.check_output(command, env=unset | environment, text=True, timeout=300)
     return [int(word) for word in output.strip().splitlines()[-1].split()]
 
 
@@ -113,3 +115,33 @@ def test_large_blocks_leave_no_holes_where_they_are_mapped():
         held[how] = before - after
     assert held["leave"] < 10  # MiB
     assert held["map"] > 90
+
+
+class Allocator:
+    """Notes what it is told, in place of the C library, which would go on like that for the other tests."""
+
+    def __init__(self):
+        self.told = []
+
+    def CDLL(self, _):
+        return self
+
+    def mallopt(self, option, value):
+        self.told.append((option, value))
+
+    def malloc_trim(self, _):
+        self.told.append("give back")
+
+
+def test_what_the_first_step_leaves_is_mapped_also_on_resume(tiny, monkeypatch):
+    for name in MALLOC_CHOICES:
+        monkeypatch.delenv(name, raising=False)
+    for resume, steps in ((False, 2), (True, 4)):
+        allocator = Allocator()
+        monkeypatch.setattr(memory, "ctypes", allocator)
+        pretrain(tiny(trainer={"max_steps": steps, "micro_batch_size": 4}, resume=resume))
+        mapped, given_back, kept, *_, last = allocator.told
+        assert mapped == (MMAP_THRESHOLD, LARGE_BLOCK)
+        assert kept == (MMAP_MAX, 0)
+        assert given_back == last == "give back"
+        assert len(allocator.told) == 6  # three to keep, once, and the last after the run
