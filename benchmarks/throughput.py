@@ -301,8 +301,11 @@ def draw(cases: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(cases), figsize=(3.4 * len(cases), 3.6), squeeze=False)
-    for axis, (key, result) in zip(axes[0], cases.items(), strict=True):
+    rows = -(-len(cases) // 3)
+    figure, axes = pyplot.subplots(rows, 3, figsize=(12, 3 * rows), squeeze=False)
+    for axis in axes.flat[len(cases) :]:
+        axis.remove()
+    for axis, (key, result) in zip(axes.flat, cases.items(), strict=False):
         rates = {name: found["tokens_per_second"] for name, found in result["medians"].items()}
         colours = ["tab:gray" if name in THEIRS else "tab:blue" for name in rates]
         axis.barh(list(rates), list(rates.values()), color=colours)

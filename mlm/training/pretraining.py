@@ -244,6 +244,7 @@ def prepare(config: PretrainConfig) -> tuple[Corpus, MaskedLM]:
     rule_out_unused_ids(model, size)
     model.encoder.gradient_checkpointing = config.trainer.gradient_checkpointing
     if config.trainer.compile:
+        log.info("the model is compiled in the first step, which takes half a minute or more for it")
         model.compile()
     return corpus, model
 
