@@ -43,7 +43,7 @@ def test_fine_tuning_without_a_run_names_train_py_without_torch(tmp_path):
     done = run_script(tmp_path, script="finetune.py")
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "finetune.py: error: model=null: runs holds no finished pretraining run; run train.py"
+        "finetune.py: error: model=null: runs holds no finished pretraining run; run python train.py"
     )
     assert done.stderr.count("\n") == 1
     assert done.stdout == "False\n"
