@@ -21,7 +21,7 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD, MMAP_MAX = -1, -2, -3, -4
 """Numbers of mallopt's parameters: free bytes that are kept at the end, bytes by which the memory grows, size
 from which a block gets pages of its own, how many blocks may."""
 LARGE_BLOCK = 2**19
-"""The moments of a matrix of 384 x 384 and more; smaller ones leave no pieces that matter."""
+"""Bytes; the moments of a matrix of 384 x 384 and more."""
 MALLOC_CHOICES = (
     "GLIBC_TUNABLES",
     *(f"MALLOC_{name}_" for name in ("MMAP_MAX", "MMAP_THRESHOLD", "TRIM_THRESHOLD", "TOP_PAD")),
