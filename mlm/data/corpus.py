@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from tokenizers import Tokenizer
 from mlm.config.data import CorpusConfig, TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.config.parse import to_plain
+from mlm.cores import available_cores
 from mlm.counter import uniform
 from mlm.data.cache import content_key, in_words, locked, mark_used, reading, replacing
 from mlm.data.cleaning import distinct_texts, first_of_equals, first_of_similar, near_index
@@ -191,11 +191,6 @@ def _check_packages(config: CorpusConfig) -> None:
     """Miss a package before hours are spent on reading; what is prepared already may need none."""
     if config.deduplicate == "near":
         near_index()
-
-
-def available_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _facts_of_sources(text: Text) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ tables, parameter lists, fields or signatures. A paragraph met before is dropped
 one docstring; short ones are joined with the next of the same file, because a masked word is guessed from the
 words around it.
 
-This module imports the standard library only: the worker processes import it too.
+This module imports little more than the standard library: the worker processes import it too.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+
+from mlm.cores import available_cores
 
 Progress = Callable[[int, int], None]
 
@@ -194,10 +196,7 @@ def _documents(docstrings: list[list[str]], seen: set[str]) -> Iterator[str]:
 
 def _extract_all(files: list[Path], processes: int | None) -> Iterator[list[list[str]] | None]:
     """Apply `read_docstrings` to every file in order, in processes where that pays and is possible."""
-    if processes is None:
-        # An affinity mask or a container may leave us fewer cores than the machine has.
-        processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    processes = min(processes, len(files) // _FILES_PER_TASK + 1)
+    processes = min(processes or available_cores(), len(files) // _FILES_PER_TASK + 1)
     done = 0
     if processes > 1 and not multiprocessing.current_process().daemon:
         try:

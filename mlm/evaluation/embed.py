@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from mlm.config.embed import EmbedConfig
 from mlm.config.errors import InputError
+from mlm.cores import share_cores
 from mlm.data.cache import replacing
 from mlm.data.examples import EncodedExamples, batches_in_order, encode_examples
 from mlm.data.labelled import Examples, read_texts
@@ -73,6 +74,7 @@ def embed(config: EmbedConfig) -> int:
     longest = max_length(encoder.config, config.max_length or _trained_length(folder), "max_length")
     examples = encode_examples(tokenizer, Examples(texts), longest)
     tell_truncated(examples.num_truncated, len(examples), config.input, longest)
+    share_cores(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     vectors = embed_examples(
         encoder.to(device), examples, config.pooling, config.normalize, config.batch_size

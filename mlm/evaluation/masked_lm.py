@@ -17,6 +17,7 @@ from tqdm import tqdm
 from mlm.config.data import IGNORE_INDEX
 from mlm.config.errors import InputError
 from mlm.config.evaluation import EvaluateConfig
+from mlm.cores import share_cores
 from mlm.data.cache import replacing
 from mlm.data.collate import MaskedBatch, MaskedRows, Rows, build_masking
 from mlm.data.corpus import prepare_evaluation
@@ -107,6 +108,7 @@ def evaluate(config: EvaluateConfig) -> int:
     rows = prepare_evaluation(config.data, tokenizer)
     masking = build_masking(config.masking, config.masking.validation_mask_rate, tokenizer)
     batches = frozen_batches(rows, masking, config.batch_size)
+    share_cores(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sums = score_batches(model.to(device).eval(), tqdm(batches, "evaluating", leave=False), device)
     scores = MaskedLMScores.from_sums(sums)

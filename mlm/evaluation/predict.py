@@ -25,6 +25,7 @@ from mlm.config.errors import InputError, require
 from mlm.config.evaluation import Devices, PredictConfig
 from mlm.config.launch import command_for, launched
 from mlm.config.model import ClassifierConfig, ModelConfig
+from mlm.cores import share_cores
 from mlm.data.cache import replacing
 from mlm.data.examples import EncodedExamples, LabelledBatch, batches_in_order, encode_examples
 from mlm.data.labelled import Examples, Table, read_table
@@ -195,8 +196,7 @@ def _say_share(
     folder: str | Path, examples: Examples, longest: int | None, batch_size: int, number: int, rank: int
 ) -> Said:
     """Let the model speak of the examples rank, rank + number, ..."""
-    if number > 1:
-        torch.set_num_threads(max(torch.get_num_threads() // number, 1))
+    share_cores(number if launched() is None else 1)  # a launcher gives each of its processes its own
     model, tokenizer = load_classifier(folder), load_tokenizer(folder)
     model.config.check_fit(num_ids(tokenizer), seq_len=1)
     longest = max_length(model.config, longest, "max_length")

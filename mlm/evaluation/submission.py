@@ -16,6 +16,7 @@ import torch
 
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig
+from mlm.cores import share_cores
 from mlm.data.examples import encode_examples
 from mlm.data.glue import TASKS, read_part
 from mlm.evaluation.predict import max_length, predict_logits, tell_truncated
@@ -46,6 +47,7 @@ def answer(
     longest = max_length(classifier.config, longest, "data.max_length")
     encoded = encode_examples(load_tokenizer(model), examples, longest)
     tell_truncated(encoded.num_truncated, len(encoded), f"{task}, {part}", longest)
+    share_cores(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     logits = predict_logits(classifier.to(device), encoded, batch_size)
     return spell(task, logits, classifier.classifier_config)

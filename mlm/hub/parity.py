@@ -100,7 +100,7 @@ def _real(logits: Tensor, rows: CheckRows, num_tokens: int) -> Tensor:
 def _stock_reader(folder: Path, stock_class: str) -> dict[str, Callable[..., Tensor]]:
     """Return what computes logits with transformers, under its name; empty, and said, if it is not there."""
     if importlib.util.find_spec("transformers") is None:
-        log.info("transformers is not installed: what was written was read back by mlm only")
+        log.info("the saved model is read back and compared; with transformers installed, by its classes too")
         return {}
     import transformers
 

@@ -1,7 +1,7 @@
 """What happens around the optimizer steps; each callback has one job.
 
 They act after optimizer steps, never between the micro-batches of one, in the order `pretrain` lists them:
-count, plan, validate, record, stop on a signal, save, show, keep memory.
+keep memory, count, plan, validate, record, stop on a signal, save, show.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Budget(StepCallback):
         """Plan the steps if they are known: from the start, or from the throughput of a run made longer."""
         super().on_train_start(trainer, module)
         done, elapsed_s = trainer.global_step, self.progress.elapsed_s
-        self._first = (done, elapsed_s)
+        self._first, self._known_s = (done, elapsed_s), elapsed_s
         was_made_longer = self.progress.planned_for not in ((), self.config.bounds)
         self.progress.planned_for = self.config.bounds
         if self.config.max_seconds is None:
@@ -227,10 +227,11 @@ class Budget(StepCallback):
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Plan once the throughput is known; stop where a bound is reached."""
         done = trainer.global_step
-        self.progress.elapsed_s = self._agreed(trainer, self.clock.now())
+        if asks_for_time(self.progress.planned_steps, self.config.max_seconds, done):
+            self._known_s = self.progress.elapsed_s = self._agreed(trainer, self.clock.now())
         if self.progress.planned_steps is None:
             self._plan(trainer)
-        self.reason = bound_reached(self.config, self.progress, done)
+        self.reason = bound_reached(self.config, self.progress, done, self._known_s)
         trainer.should_stop = trainer.should_stop or self.reason is not None
 
     def _agreed(self, trainer: pl.Trainer, number: float) -> float:
@@ -268,14 +269,23 @@ class Budget(StepCallback):
             log.warning("%s", excess)
 
 
-def bound_reached(config: TrainerConfig, progress: Progress, done: int) -> str | None:
-    """Name the bound that a run of `done` steps has reached, if it has."""
+def asks_for_time(planned_steps: int | None, max_seconds: float | None, done: int) -> bool:
+    """Tell whether the ranks agree on the time after this step: each step until the run is planned, while its
+    steps are measured, then about once a second, because they wait for each other and a GPU for its answer.
+    """
+    if planned_steps is None or max_seconds is None:
+        return True
+    return done % max(int(planned_steps / max_seconds), 1) == 0
+
+
+def bound_reached(config: TrainerConfig, progress: Progress, done: int, elapsed_s: float) -> str | None:
+    """Name the bound that a run of `done` steps and `elapsed_s` seconds, of all ranks, has reached, if any."""
     if config.max_steps is not None and done >= config.max_steps:
         return f"trainer.max_steps={config.max_steps}"
     all_planned = progress.planned_steps is not None and done >= progress.planned_steps
     if config.max_tokens is not None and (progress.tokens >= config.max_tokens or all_planned):
         return f"trainer.max_tokens={config.max_tokens}"
-    if config.max_seconds is not None and (progress.elapsed_s >= config.max_seconds or all_planned):
+    if config.max_seconds is not None and (elapsed_s >= config.max_seconds or all_planned):
         return f"trainer.max_time={config.max_time}"
     return None
 

@@ -258,7 +258,7 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
     failure: Exception | None = None
     if checkpoint:
         module.on_load_checkpoint(checkpoint.content)
-        reason = bound_reached(config.trainer, progress, checkpoint.step)
+        reason = bound_reached(config.trainer, progress, checkpoint.step, progress.elapsed_s)
     elif config.branch:
         start_branch(module, branch_checkpoint(config))
     elif config.resume and ((folder / "summary.json").exists() or (folder / "model").exists()):
@@ -333,7 +333,9 @@ def assemble(
     clock = Clock(config, progress, corpus.train)
     budget = Budget(config, progress, clock)
     stop = GracefulStop()
+    on_cpu = resolve_accelerator(config.trainer) == "cpu"
     callbacks: list[pl.Callback] = [
+        *([KeepFreedMemory()] if on_cpu else []),
         clock,
         budget,
         Validation(config.trainer, progress, clock),
@@ -345,8 +347,6 @@ def assemble(
     ]
     facts = {"corpus": {"sources": {source["path"]: source for source in corpus.sources}}}
     tracker = build_tracker(config, config.logging, folder, facts | provenance(corpus))
-    if resolve_accelerator(config.trainer) == "cpu":
-        callbacks.append(KeepFreedMemory())
     return build_trainer(config.trainer, folder, callbacks, tracker), budget, stop
 
 

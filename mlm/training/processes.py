@@ -25,7 +25,6 @@ from lightning.fabric.plugins.environments import (
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
-from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import Tensor
 
@@ -86,7 +85,6 @@ class Launcher(_SubprocessScriptLauncher):
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         self._call_children_scripts()
         threading.Thread(target=self._watch, name="watch-processes", daemon=True).start()
-        _set_num_threads_if_needed(num_processes=self.num_processes)
         try:
             result = function(*args, **kwargs)
         except BaseException as error:

@@ -15,6 +15,7 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from mlm.config.errors import InputError, require
 from mlm.config.launch import launched
 from mlm.config.training import TrainerConfig
+from mlm.cores import share_cores
 from mlm.training.checkpoint import AtomicCheckpointIO
 from mlm.training.processes import Launcher, cluster_environment, join_after_restart
 from mlm.training.sharding import ShardedStrategy
@@ -91,6 +92,7 @@ def build_trainer(
     accelerator = resolve_accelerator(config)
     devices, num_nodes = resolve_devices(config, accelerator)
     world_size = devices * num_nodes
+    share_cores(devices if launched() is None else 1)  # a launcher gives each of its processes its own
     accumulation, environment = config.accumulation(world_size), cluster_environment()
     strategy: str | ShardedStrategy = config.strategy
     if config.strategy == "fsdp2":

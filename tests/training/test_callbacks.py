@@ -18,6 +18,7 @@ from mlm.config.errors import InputError
 from mlm.config.parse import save_config
 from mlm.config.training import ScheduleConfig
 from mlm.data.sampler import TrainingSampler
+from mlm.training.callbacks import asks_for_time
 from mlm.training.checkpoint import checkpoint_path, checkpoint_step, find_checkpoint
 from mlm.training.pretraining import prepare, pretrain, train
 from mlm.training.run_folder import run_folder
@@ -218,6 +219,14 @@ if __name__ == "__main__":
         status = train(config, folder, corpus, model)
     sys.exit(status)
 """
+
+
+@pytest.mark.parametrize(("planned", "every"), [(None, 1), (3_000, 1), (36_000, 10), (90_000, 25)])
+def test_ranks_ask_each_other_for_the_time_once_a_second(planned, every):
+    """Of a run of an hour; each answer is waited for."""
+    asked = [step for step in range(1, 101) if asks_for_time(planned, 3_600.0, step)]
+    assert asked == list(range(every, 101, every))
+    assert asks_for_time(planned, None, 7)
 
 
 @pytest.mark.slow

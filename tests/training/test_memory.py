@@ -9,7 +9,15 @@ import pytest
 from launching import flags, inherited
 
 from mlm.training import memory
-from mlm.training.memory import LARGE_BLOCK, MALLOC_CHOICES, MMAP_MAX, MMAP_THRESHOLD
+from mlm.training.memory import (
+    LARGE_BLOCK,
+    MALLOC_CHOICES,
+    MANY_BLOCKS,
+    MMAP_MAX,
+    MMAP_THRESHOLD,
+    TOP_PAD,
+    TRIM_THRESHOLD,
+)
 from mlm.training.pretraining import pretrain
 
 pytestmark = pytest.mark.skipif(
@@ -140,8 +148,7 @@ def test_what_the_first_step_leaves_is_mapped_also_on_resume(tiny, monkeypatch):
         allocator = Allocator()
         monkeypatch.setattr(memory, "ctypes", allocator)
         pretrain(tiny(trainer={"max_steps": steps, "micro_batch_size": 4}, resume=resume))
-        mapped, given_back, kept, *_, last = allocator.told
-        assert mapped == (MMAP_THRESHOLD, LARGE_BLOCK)
-        assert kept == (MMAP_MAX, 0)
-        assert given_back == last == "give back"
-        assert len(allocator.told) == 6  # three to keep, once, and the last after the run
+        maps = ["give back", (MMAP_THRESHOLD, LARGE_BLOCK), (MMAP_MAX, MANY_BLOCKS)]
+        keeps = ["give back", (MMAP_MAX, 0), (TRIM_THRESHOLD, 2**31 - 1), (TOP_PAD, 2**26)]
+        # A checkpoint is loaded, the start is validated, the first step is taken; the last is after the run.
+        assert allocator.told == [*maps, *keeps, *maps, *keeps, "give back"]

@@ -1,0 +1,84 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mlm.cores import available_cores
+
+HERE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+THREADS = "import torch; from mlm.cores import share_cores; {}; print(torch.get_num_threads())"
+
+
+def cores_of(tmp_path, own, files):
+    """Count with groups whose files are given as {path below the mount: content}."""
+    (tmp_path / "own").write_text(own)
+    for name, content in files.items():
+        path = tmp_path / "mount" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return available_cores(tmp_path / "own", tmp_path / "mount")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"cpu.max": "max 100000\n"},
+        {"a/b/cpu.max": "max 100000\n", "cpu.max": f"{100_000 * (HERE + 1)} 100000\n"},
+        {"a/c/cpu.max": "100000 100000\n"},
+        {"a/b/cpu.max": "nonsense\n"},
+    ],
+)
+def test_without_a_quota_it_is_what_the_process_may_run_on(tmp_path, files):
+    assert cores_of(tmp_path, "0::/a/b\n", files) == HERE
+
+
+@pytest.mark.parametrize(
+    ("own", "files"),
+    [
+        ("0::/a/b\n", {"a/b/cpu.max": "100000 100000\n"}),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "150000 100000\n"}),
+        ("0::/\n", {"cpu.max": "50000 100000\n"}),
+        # In a container with the names of the outside there is only the root.
+        ("0::/docker/1a2b\n", {"cpu.max": "100000 100000\n"}),
+        (
+            "4:memory:/a\n2:cpu,cpuacct:/a\n",
+            {"cpu/a/cpu.cfs_quota_us": "190000\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
+        ),
+        (
+            "2:cpuacct,cpu:/docker/1a2b\n0::/\n",
+            {"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"},
+        ),
+    ],
+)
+def test_a_quota_is_kept_and_rounded_down(tmp_path, own, files):
+    assert cores_of(tmp_path, own, files) == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "files"),
+    [
+        ("3:cpuset:/a\n", {"cpu/a/cpu.cfs_quota_us": "100000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}),
+        ("1:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}),
+    ],
+)
+def test_the_first_version_has_its_own_way_to_say_no_limit(tmp_path, own, files):
+    assert cores_of(tmp_path, own, files) == HERE
+
+
+def test_without_control_groups(tmp_path):
+    assert available_cores(tmp_path / "missing", tmp_path) == HERE
+
+
+def test_processes_share_the_cores_unless_the_user_has_said_otherwise():
+    def threads(call, **environment):
+        mine = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        code = [sys.executable, "-c", THREADS.format(call)]
+        return int(subprocess.run(code, env=mine | environment, capture_output=True, check=True).stdout)
+
+    cores = available_cores()
+    assert threads("share_cores(1)") == min(threads("pass"), cores)
+    assert threads(f"share_cores({cores})") == threads(f"share_cores({10 * cores})") == 1
+    wanted = {"OMP_NUM_THREADS": f"{cores}"}
+    assert threads(f"share_cores({10 * cores})", **wanted) == threads("pass", **wanted)
