@@ -1,7 +1,7 @@
 """How many processor cores there are for us, and how many threads torch starts on them.
 
-A container's quota (docker --cpus, a CPU limit of Kubernetes) shows neither in the number of cores nor in what
-a process may run on: torch would start a thread for each core of the whole machine, and all of them would wait
+A container's quota (docker --cpus, a CPU limit of Kubernetes) shows neither in the number of cores nor in
+what a process may run on: torch would start a thread for each core of the machine, and all of them would wait
 for those that the quota stops.
 """
 
@@ -13,12 +13,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+STAT = Path("/proc/stat")
 OWN_GROUPS = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
 
 
+def cores_to_run_on() -> int:
+    """Return on how many cores this process may run, however little of them it may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def available_cores(own_groups: Path = OWN_GROUPS, groups: Path = GROUPS) -> int:
-    """Return how many cores this process may use: those it may run on, or the quota of its control groups.
+    """Return how many cores this process may use: those it runs on, or the quota of its control groups.
 
     A quota is rounded down: a thread that is stopped keeps all others waiting.
 
@@ -26,8 +32,24 @@ def available_cores(own_groups: Path = OWN_GROUPS, groups: Path = GROUPS) -> int
         own_groups: the file that names the groups of this process, see cgroups(7).
         groups: where they are mounted.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(int(min(cores, *_quotas(own_groups, groups), math.inf)), 1)
+    return max(int(min(cores_to_run_on(), *_quotas(own_groups, groups), math.inf)), 1)
+
+
+def busy_seconds(stat: Path = STAT) -> float | None:
+    """Return how long the cores that this process may use have worked, each by itself, for whoever it was.
+
+    Counted from some moment on, like `time.process_time`. None: the system does not tell; it is no Linux.
+
+    Args:
+        stat: the kernel's table, see proc(5).
+    """
+    with suppress(OSError, ValueError):
+        cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        rows = [line.split() for line in stat.read_text().splitlines()]
+        ticks = [[int(word) for word in row[1:9]] for row in rows if row[0] in cores]
+        idle = sum(idle + waiting for _, _, _, idle, waiting, *_ in ticks)
+        return (sum(map(sum, ticks)) - idle) / os.sysconf("SC_CLK_TCK") if ticks else None
+    return None
 
 
 def share_cores(num_processes: int) -> None:

@@ -1,10 +1,11 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
-from mlm.cores import available_cores
+from mlm.cores import available_cores, busy_seconds
 
 HERE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 THREADS = "import torch; from mlm.cores import share_cores; {}; print(torch.get_num_threads())"
@@ -82,3 +83,34 @@ def test_processes_share_the_cores_unless_the_user_has_said_otherwise():
     assert threads(f"share_cores({cores})") == threads(f"share_cores({10 * cores})") == 1
     wanted = {"OMP_NUM_THREADS": f"{cores}"}
     assert threads(f"share_cores({10 * cores})", **wanted) == threads("pass", **wanted)
+
+
+STAT = """cpu  900 0 900 900 0 0 0 0 0 0
+cpu0 100 20 30 5000 70 6 4 40 300 0
+{rest}intr 1 2 3
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no Linux")
+def test_seconds_that_the_own_cores_have_worked(tmp_path):
+    """All but idle and waiting for the disk; a guest's share is in the user's already."""
+    before, path = os.sched_getaffinity(0), tmp_path / "stat"
+    path.write_text(STAT.format(rest="cpu12 1000000 0 0 0 0 0 0 0 0 0\n"))
+    os.sched_setaffinity(0, {0})
+    try:
+        assert busy_seconds(path) == pytest.approx(200 / os.sysconf("SC_CLK_TCK"))
+    finally:
+        os.sched_setaffinity(0, before)
+    assert busy_seconds(tmp_path / "missing") is None
+    path.write_text("cpu0 nonsense\n")
+    assert busy_seconds(path) is None
+    path.write_text("")
+    assert busy_seconds(path) is None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no Linux")
+def test_the_own_work_is_in_what_the_cores_have_worked():
+    before, own = busy_seconds(), time.process_time()
+    while time.process_time() - own < 1.0:
+        pass
+    assert busy_seconds() - before > 0.9

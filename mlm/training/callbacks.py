@@ -270,8 +270,9 @@ class Budget(StepCallback):
 
 
 def asks_for_time(planned_steps: int | None, max_seconds: float | None, done: int) -> bool:
-    """Tell whether the ranks agree on the time after this step: each step until the run is planned, while its
-    steps are measured, then about once a second, because they wait for each other and a GPU for its answer.
+    """Tell whether the ranks agree on the time after this step: until the run is planned always, then seldom.
+
+    About once a second, as they wait for each other, and for the answer of a GPU.
     """
     if planned_steps is None or max_seconds is None:
         return True
@@ -279,7 +280,7 @@ def asks_for_time(planned_steps: int | None, max_seconds: float | None, done: in
 
 
 def bound_reached(config: TrainerConfig, progress: Progress, done: int, elapsed_s: float) -> str | None:
-    """Name the bound that a run of `done` steps and `elapsed_s` seconds, of all ranks, has reached, if any."""
+    """Name the bound that `done` steps and `elapsed_s`, the same on all ranks, have reached, if any."""
     if config.max_steps is not None and done >= config.max_steps:
         return f"trainer.max_steps={config.max_steps}"
     all_planned = progress.planned_steps is not None and done >= progress.planned_steps

@@ -49,6 +49,7 @@ from mlm.training.epochs import EpochTable, EpochValidation, Stopwatch
 from mlm.training.outcome import MAX_SHOWN_CLASSES, Outcome, Prepared, finish
 from mlm.training.pretraining import rescale_and_clip
 from mlm.training.reporting import (
+    BusyCores,
     ProgressBar,
     build_tracker,
     end_tracking,
@@ -281,6 +282,7 @@ def train(config: FinetuneConfig, folder: Path, prepared: Prepared) -> int:
         validation,
         EpochTable(folder / "metrics.csv", validation.history),
         stop,
+        BusyCores(),
         ProgressBar(progress),
     ]
     tracker = build_tracker(config, config.logging, folder, group=pretraining_run(str(config.model)))

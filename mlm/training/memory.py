@@ -4,7 +4,7 @@ By itself it gives large blocks back to the system and gets them anew, page by p
 pages in a step of the default model. So what a step frees is kept for the next one. What outlasts a step (the
 optimizer's moments) would lie among it and cut it into pieces that do not fit again, at width 384 a twentieth
 of all memory; so while a checkpoint is loaded and in the first step, which create it, each large block gets
-pages of its own. The validation in between leaves nothing behind, and takes twice the time if it keeps nothing.
+pages of its own. The validation in between leaves nothing behind, and takes twice as long if nothing is kept.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ from mlm.training.checkpoint import find_checkpoint
 from mlm.training.datamodule import PretrainDataModule
 from mlm.training.memory import KeepFreedMemory, give_back_freed_memory
 from mlm.training.processes import end_with_parent, reduce_over_ranks
-from mlm.training.reporting import MetricsTable, ProgressBar, build_tracker, resolve_tracking
+from mlm.training.reporting import BusyCores, MetricsTable, ProgressBar, build_tracker, resolve_tracking
 from mlm.training.run_folder import METRICS, keep_config, resume_command, run_folder
 from mlm.training.sharding import ShardedStrategy, local, shard, whole, whole_model
 from mlm.training.stopping import GracefulStop
@@ -343,6 +343,7 @@ def assemble(
         SkippedSteps(config.trainer, progress, clock, folder / "checkpoints"),
         stop,
         CheckpointSaver(folder / "checkpoints", config.trainer, progress, clock),
+        BusyCores(),
         ProgressBar(progress),
     ]
     facts = {"corpus": {"sources": {source["path"]: source for source in corpus.sources}}}

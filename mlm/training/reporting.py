@@ -11,6 +11,7 @@ import re
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from mlm.config.experiment import RunConfig
 from mlm.config.launch import is_first_process
 from mlm.config.parse import to_plain
 from mlm.config.training import LoggingConfig
+from mlm.cores import busy_seconds, cores_to_run_on
 from mlm.training.callbacks import Progress, StepCallback
 from mlm.training.tracked import tracked_step
 
@@ -56,6 +58,12 @@ INIT_TIMEOUT_S = 20.0
 """How long it may take to open a run."""
 FINISH_TIMEOUT_S = 20.0
 """How long it may take to upload what is left at the end; the rest stays in the run folder."""
+LOOK_EVERY_S = 10.0
+"""Seconds between two looks at who uses the cores."""
+LEAST_OTHERS = 0.3
+"""Cores that others use before it is worth a word."""
+WAITING = "OMP_WAIT_POLICY"
+"""Says whether threads that wait for others keep their cores busy meanwhile; read when torch is loaded."""
 FLUSH_EVERY = 10
 """Steps whose numbers are fetched from the device together, so that the device is not asked at every step."""
 
@@ -220,6 +228,41 @@ class ProgressBar(StepCallback):
         """Close the bar."""
         if hasattr(self, "_bar"):
             self._bar.close()
+
+
+class BusyCores(StepCallback):
+    """Tells once that other programs use the cores on which torch's threads wait for each other."""
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        """Look at the clocks."""
+        super().on_train_start(trainer, module)
+        self._threads = torch.get_num_threads() * trainer.num_devices
+        can_tell = module.device.type == "cpu" and self._threads > 1 and WAITING not in os.environ
+        self._before = self._read() if can_tell and is_first_process() else None
+
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Compare what was used with what we used, every LOOK_EVERY_S seconds until it is told."""
+        if self._before is None or time.monotonic() - self._before[0] < LOOK_EVERY_S:
+            return
+        now = self._read()
+        assert now is not None, "it could be read before"
+        wall, own, all_of_it = (after - before for after, before in zip(now, self._before, strict=True))
+        others, cores = (all_of_it - own * trainer.num_devices) / wall, cores_to_run_on()
+        self._before = now
+        if others >= LEAST_OTHERS and others + self._threads > cores:
+            log.warning(
+                "other programs use %.1f of the %d cores, on which our threads wait for each other: until "
+                "they end, training is faster with %s=passive before the command",
+                others,
+                cores,
+                WAITING,
+            )
+            self._before = None
+
+    def _read(self) -> tuple[float, float, float] | None:
+        """Return seconds of the clock, of this process, and of all programs on these cores."""
+        busy = busy_seconds()
+        return None if busy is None else (time.monotonic(), time.process_time(), busy)
 
 
 def resolve_tracking(config: LoggingConfig) -> LoggingConfig:

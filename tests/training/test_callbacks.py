@@ -17,7 +17,9 @@ from run_files import assert_equal_weights, column, folder_of, weights
 from mlm.config.errors import InputError
 from mlm.config.parse import save_config
 from mlm.config.training import ScheduleConfig
+from mlm.cores import available_cores, busy_seconds, cores_to_run_on
 from mlm.data.sampler import TrainingSampler
+from mlm.training import reporting
 from mlm.training.callbacks import asks_for_time
 from mlm.training.checkpoint import checkpoint_path, checkpoint_step, find_checkpoint
 from mlm.training.pretraining import prepare, pretrain, train
@@ -227,6 +229,26 @@ def test_ranks_ask_each_other_for_the_time_once_a_second(planned, every):
     asked = [step for step in range(1, 101) if asks_for_time(planned, 3_600.0, step)]
     assert asked == list(range(every, 101, every))
     assert asks_for_time(planned, None, 7)
+
+
+@pytest.mark.skipif(available_cores() < 2 or busy_seconds() is None, reason="one thread waits for no other")
+@pytest.mark.parametrize(("waiting", "times"), [(None, 1), ("passive", 0)])
+def test_programs_on_our_cores_are_told_once_unless_the_user_knows(tiny, monkeypatch, caplog, waiting, times):
+    monkeypatch.setattr(reporting, "LOOK_EVERY_S", 0.2)
+    monkeypatch.delenv(reporting.WAITING, raising=False)
+    if waiting:
+        monkeypatch.setenv(reporting.WAITING, waiting)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores_to_run_on())]
+    try:
+        pretrain(tiny(trainer={"max_steps": 40}))
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+        torch.set_num_threads(threads)
+    assert caplog.text.count("other programs use") == times
 
 
 @pytest.mark.slow
