@@ -10,10 +10,12 @@ import pytest
 import torch
 from launching import (
     ALONE,
+    TRAIN,
     as_torchrun_says,
     finish,
     flags,
     free_port,
+    inherited,
     launch,
     launch_together,
     newest_step,
@@ -27,6 +29,7 @@ from launching import (
 from run_files import assert_equal_weights, column, folder_of, weights
 
 from mlm.config.data import SourceConfig
+from mlm.cores import available_cores
 from mlm.training.pretraining import pretrain
 
 MUON = {"name": "muon", "lr": 5e-3}
@@ -55,6 +58,31 @@ def test_the_plain_script_starts_the_processes_itself(tiny, alone):
     output = launch([*ALONE, *flags(config)])
     assert output.count("fill-mask") == 1  # the closing message, of the first process
     assert_same_run(config, alone)
+
+
+TELLS_THREADS = """
+import runpy, sys, torch
+
+try:
+    runpy.run_path({!r}, run_name="__main__")
+finally:
+    sys.stderr.write(f"threads: {{torch.get_num_threads()}}\\n")
+"""
+
+
+def test_processes_that_we_start_share_the_cores(tiny, tmp_path):
+    (script := tmp_path / "tells.py").write_text(TELLS_THREADS.format(TRAIN))
+    _, *options = flags(tiny(trainer={"max_steps": 1, "devices": 2}))
+    run = subprocess.run(
+        [*ALONE, str(script), *options],
+        env={name: value for name, value in inherited().items() if name != "OMP_NUM_THREADS"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("threads: ") == 2
+    assert run.stderr.count(f"threads: {max(available_cores() // 2, 1)}\n") == 2
 
 
 def test_torchrun_says_how_many_there_are(tiny, alone):
