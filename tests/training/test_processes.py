@@ -10,7 +10,6 @@ import pytest
 import torch
 from launching import (
     ALONE,
-    TRAIN,
     as_torchrun_says,
     finish,
     flags,
@@ -61,17 +60,21 @@ def test_the_plain_script_starts_the_processes_itself(tiny, alone):
 
 
 TELLS_THREADS = """
-import runpy, sys, torch
+import sys, torch
+from mlm.config.experiment import PretrainConfig
+from mlm.config.parse import parse_config
+from mlm.training.pretraining import PretrainModule, pretrain
 
-try:
-    runpy.run_path({!r}, run_name="__main__")
-finally:
-    sys.stderr.write(f"threads: {{torch.get_num_threads()}}\\n")
+def tell(self):
+    sys.stderr.write(f"threads: {torch.get_num_threads()}\\n")
+
+PretrainModule.on_train_start = tell
+sys.exit(pretrain(parse_config(PretrainConfig, prog="tells")))
 """
 
 
 def test_processes_that_we_start_share_the_cores(tiny, tmp_path):
-    (script := tmp_path / "tells.py").write_text(TELLS_THREADS.format(TRAIN))
+    (script := tmp_path / "tells.py").write_text(TELLS_THREADS)
     _, *options = flags(tiny(trainer={"max_steps": 1, "devices": 2}))
     run = subprocess.run(
         [*ALONE, str(script), *options],
