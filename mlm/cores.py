@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -43,9 +44,9 @@ def busy_seconds(stat: Path = STAT) -> float | None:
     Args:
         stat: the kernel's table, see proc(5).
     """
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, AttributeError):  # the last where nobody may choose cores
         cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-        rows = [line.split() for line in stat.read_text().splitlines()]
+        rows = [line.split() for line in stat.read_text().splitlines() if line]
         ticks = [[int(word) for word in row[1:9]] for row in rows if row[0] in cores]
         idle = sum(idle + waiting for _, _, _, idle, waiting, *_ in ticks)
         return (sum(map(sum, ticks)) - idle) / os.sysconf("SC_CLK_TCK") if ticks else None
@@ -59,18 +60,22 @@ def share_cores(num_processes: int) -> None:
     """
     import torch  # only now: counting cores needs none
 
-    if "OMP_NUM_THREADS" not in os.environ:
+    # Anything but a number above 0, maybe with more behind a comma, is ignored by OpenMP too.
+    if not re.match(r"\s*\+?0*[1-9]", os.environ.get("OMP_NUM_THREADS", "")):
         torch.set_num_threads(max(min(torch.get_num_threads(), available_cores() // num_processes), 1))
 
 
 def _quotas(own_groups: Path, groups: Path) -> Iterator[float]:
     """Yield the cores that each group allows of which this process is a member, with those around it."""
     with suppress(OSError):
-        for line in own_groups.read_text().splitlines():
-            _, controllers, place = line.split(":", 2)
+        # A group may be called anything that a folder may.
+        for line in own_groups.read_text(errors="surrogateescape").split("\n"):
+            _, controllers, place = line.split(":", 2) if line.count(":") > 1 else ("", "none", "")
             if controllers and "cpu" not in controllers.split(","):
                 continue
-            root = groups / "cpu" if controllers else groups  # of version 1, of version 2
+            # Those of version 1 are mounted apart, by the names of the controllers and usually as cpu too.
+            places = [groups / name for name in ("cpu", controllers)] if controllers else [groups]
+            root = places[0] if places[0].exists() else places[-1]
             # In a container the names may be those outside of it, where only the root is there.
             group = root / place.strip("/")
             for folder in (group, *group.parents[: len(group.parts) - len(root.parts)]):
@@ -78,10 +83,10 @@ def _quotas(own_groups: Path, groups: Path) -> Iterator[float]:
 
 
 def _quota(group: Path) -> float:
-    with suppress(OSError, ValueError):  # "max 100000" is no number: no limit
+    with suppress(OSError, ValueError, ArithmeticError):  # "max 100000" is no number: no limit
         quota, period = (group / "cpu.max").read_text().split()
         return int(quota) / int(period)
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, ArithmeticError):
         quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
         return int(quota) / int(period) if int(quota) > 0 else math.inf
     return math.inf

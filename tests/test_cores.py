@@ -13,7 +13,7 @@ THREADS = "import torch; from mlm.cores import share_cores; {}; print(torch.get_
 
 def cores_of(tmp_path, own, files):
     """Count with groups whose files are given as {path below the mount: content}."""
-    (tmp_path / "own").write_text(own)
+    (tmp_path / "own").write_bytes(os.fsencode(own))
     for name, content in files.items():
         path = tmp_path / "mount" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,6 +29,9 @@ def cores_of(tmp_path, own, files):
         {"a/b/cpu.max": "max 100000\n", "cpu.max": f"{100_000 * (HERE + 1)} 100000\n"},
         {"a/c/cpu.max": "100000 100000\n"},
         {"a/b/cpu.max": "nonsense\n"},
+        {"a/b/cpu.max": "250000 0\n"},
+        {"a/b/cpu.max": f"{'9' * 400} 100000\n"},
+        {"a/b/cpu.max": ""},
     ],
 )
 def test_without_a_quota_it_is_what_the_process_may_run_on(tmp_path, files):
@@ -48,6 +51,11 @@ def test_without_a_quota_it_is_what_the_process_may_run_on(tmp_path, files):
             {"cpu/a/cpu.cfs_quota_us": "190000\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
         ),
         (
+            "2:cpu,cpuacct:/a\n",
+            {"cpu,cpuacct/a/cpu.cfs_quota_us": "100000\n", "cpu,cpuacct/a/cpu.cfs_period_us": "100000\n"},
+        ),
+        ("\nnonsense\n0:/\n0::/a\x0cb\xe9\n", {"a\x0cb\xe9/cpu.max": "100000 100000\n"}),
+        (
             "2:cpuacct,cpu:/docker/1a2b\n0::/\n",
             {"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"},
         ),
@@ -61,6 +69,7 @@ def test_a_quota_is_kept_and_rounded_down(tmp_path, own, files):
     ("own", "files"),
     [
         ("3:cpuset:/a\n", {"cpu/a/cpu.cfs_quota_us": "100000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}),
+        ("1:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "7\n", "cpu/a/cpu.cfs_period_us": "0\n"}),
         ("1:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}),
     ],
 )
@@ -81,8 +90,11 @@ def test_processes_share_the_cores_unless_the_user_has_said_otherwise():
     cores = available_cores()
     assert threads("share_cores(1)") == min(threads("pass"), cores)
     assert threads(f"share_cores({cores})") == threads(f"share_cores({10 * cores})") == 1
-    wanted = {"OMP_NUM_THREADS": f"{cores}"}
-    assert threads(f"share_cores({10 * cores})", **wanted) == threads("pass", **wanted)
+    for wanted in (f"{cores}", f" {cores},2"):
+        wish = {"OMP_NUM_THREADS": wanted}
+        assert threads(f"share_cores({10 * cores})", **wish) == threads("pass", **wish)
+    for nonsense in ("", "0", "abc", "-3"):
+        assert threads(f"share_cores({cores})", OMP_NUM_THREADS=nonsense) == 1
 
 
 STAT = """cpu  900 0 900 900 0 0 0 0 0 0
@@ -102,10 +114,16 @@ def test_seconds_that_the_own_cores_have_worked(tmp_path):
     finally:
         os.sched_setaffinity(0, before)
     assert busy_seconds(tmp_path / "missing") is None
-    path.write_text("cpu0 nonsense\n")
+    path.write_text("\ncpu0 nonsense\n")
     assert busy_seconds(path) is None
     path.write_text("")
     assert busy_seconds(path) is None
+
+
+def test_where_nobody_may_choose_cores_nothing_is_said_of_them(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert busy_seconds() is None
+    assert available_cores() >= 1
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no Linux")

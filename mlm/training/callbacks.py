@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 KEPT_CHECKPOINTS = 2
 """The newest, and one more in case it cannot be read."""
 LOOK_EVERY = 10
-"""Steps between two looks whether an accelerator had to skip some."""
+"""Steps, at most, between two questions on which an accelerator is waited for: skipped steps, the time."""
 PLANNING_STEPS = range(5, 15)
 """Steps whose duration fixes the length of a time-limited run, if they take at least PLANNING_TIME of it."""
 PLANNING_TIME = 0.03
@@ -65,6 +65,8 @@ class Progress:
     """Seconds that this validation took."""
     last: dict[str, float] | None = None
     """Newest validation scores."""
+    validated_at: int = 0
+    """After which step they were."""
     best: list[tuple[float, int]] = field(default_factory=list)
     """Loss and step of the best validations, best first, as many as checkpoints are kept for them."""
     skipped: int = 0
@@ -165,7 +167,7 @@ class Validation(StepCallback):
         """Score if it is time, or if this was the last step."""
         step = trainer.global_step
         if step % self.config.val_every == 0 or trainer.should_stop:
-            self.progress.last = self._score(trainer, module)
+            self.progress.last, self.progress.validated_at = self._score(trainer, module), step
             if math.isfinite(self.progress.last["loss"]):
                 ranked = sorted([*self.progress.best, (self.progress.last["loss"], step)])
                 self.progress.best = ranked[: self.config.keep_best]
@@ -205,7 +207,8 @@ class Budget(StepCallback):
         """Plan the steps if they are known: from the start, or from the throughput of a run made longer."""
         super().on_train_start(trainer, module)
         done, elapsed_s = trainer.global_step, self.progress.elapsed_s
-        self._first, self._known_s = (done, elapsed_s), elapsed_s
+        self._first = self._asked = (done, elapsed_s)
+        self._asks_at = done + 1
         was_made_longer = self.progress.planned_for not in ((), self.config.bounds)
         self.progress.planned_for = self.config.bounds
         if self.config.max_seconds is None:
@@ -227,11 +230,17 @@ class Budget(StepCallback):
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Plan once the throughput is known; stop where a bound is reached."""
         done = trainer.global_step
-        if asks_for_time(self.progress.planned_steps, self.config.max_seconds, done):
-            self._known_s = self.progress.elapsed_s = self._agreed(trainer, self.clock.now())
+        if done >= self._asks_at:
+            last_done, last_s = self._asked
+            self.progress.elapsed_s = self._agreed(trainer, self.clock.now())
+            self._asked = done, self.progress.elapsed_s
+            self._asks_at = done + 1
+            waits = trainer.world_size > 1 and module.device.type != "cpu"
+            if waits and self.progress.planned_steps is not None:
+                self._asks_at = done + steps_unasked(done - last_done, self.progress.elapsed_s - last_s)
         if self.progress.planned_steps is None:
             self._plan(trainer)
-        self.reason = bound_reached(self.config, self.progress, done, self._known_s)
+        self.reason = bound_reached(self.config, self.progress, done, self._asked[1])
         trainer.should_stop = trainer.should_stop or self.reason is not None
 
     def _agreed(self, trainer: pl.Trainer, number: float) -> float:
@@ -269,14 +278,14 @@ class Budget(StepCallback):
             log.warning("%s", excess)
 
 
-def asks_for_time(planned_steps: int | None, max_seconds: float | None, done: int) -> bool:
-    """Tell whether the ranks agree on the time after this step: until the run is planned always, then seldom.
+def steps_unasked(steps: int, seconds: float) -> int:
+    """Return after how many steps GPUs agree on the time again, as each time they wait: those of a second.
 
-    About once a second, as they wait for each other, and for the answer of a GPU.
+    Args:
+        steps: since they last did.
+        seconds: that these took, as all ranks know them.
     """
-    if planned_steps is None or max_seconds is None:
-        return True
-    return done % max(int(planned_steps / max_seconds), 1) == 0
+    return max(min(int(steps / max(seconds, 1e-9)), LOOK_EVERY), 1)
 
 
 def bound_reached(config: TrainerConfig, progress: Progress, done: int, elapsed_s: float) -> str | None:

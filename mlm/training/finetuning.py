@@ -147,6 +147,7 @@ def finetune(config: FinetuneConfig, selects: bool = False) -> int:
         InputError: something the user has to change; the run folder made for it is removed again.
     """
     config = replace(config, logging=resolve_tracking(config.logging))
+    log.info("fine-tuning %s", config.model)
     with run_folder(config) as folder:
         return train(config, folder, prepare(config, selects))
 

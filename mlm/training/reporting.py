@@ -234,30 +234,35 @@ class BusyCores(StepCallback):
     """Tells once that other programs use the cores on which torch's threads wait for each other."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        """Look at the clocks."""
+        """Begin anew."""
         super().on_train_start(trainer, module)
         self._threads = torch.get_num_threads() * trainer.num_devices
-        can_tell = module.device.type == "cpu" and self._threads > 1 and WAITING not in os.environ
-        self._before = self._read() if can_tell and is_first_process() else None
+        waits = module.device.type == "cpu" and self._threads > 1 and WAITING not in os.environ
+        self._has_told = not (waits and is_first_process())
+        self._before: tuple[float, float, float] | None = None
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
-        """Compare what was used with what we used, every LOOK_EVERY_S seconds until it is told."""
-        if self._before is None or time.monotonic() - self._before[0] < LOOK_EVERY_S:
+        """Compare what was used with what we used, every LOOK_EVERY_S seconds until it is told.
+
+        The first step is left out: processes of ours may compile the model in it.
+        """
+        if self._has_told or (self._before and time.monotonic() - self._before[0] < LOOK_EVERY_S):
             return
-        now = self._read()
-        assert now is not None, "it could be read before"
-        wall, own, all_of_it = (after - before for after, before in zip(now, self._before, strict=True))
-        others, cores = (all_of_it - own * trainer.num_devices) / wall, cores_to_run_on()
+        now, before = self._read(), self._before
         self._before = now
+        if now is None or before is None:
+            return
+        wall, own, all_of_it = (after - before for after, before in zip(now, before, strict=True))
+        others, cores = (all_of_it - own * trainer.num_devices) / wall, cores_to_run_on()
         if others >= LEAST_OTHERS and others + self._threads > cores:
             log.warning(
-                "other programs use %.1f of the %d cores, on which our threads wait for each other: until "
-                "they end, training is faster with %s=passive before the command",
+                "other programs use %.1f of the %d cores, on which our threads wait for each other: as long "
+                "as they run, what is started with %s=passive before the command is faster",
                 others,
                 cores,
                 WAITING,
             )
-            self._before = None
+            self._has_told = True
 
     def _read(self) -> tuple[float, float, float] | None:
         """Return seconds of the clock, of this process, and of all programs on these cores."""

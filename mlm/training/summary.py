@@ -15,8 +15,9 @@ from torch import Tensor
 import mlm
 from mlm.config.experiment import PretrainConfig
 from mlm.config.launch import command_for
-from mlm.data.collate import Rows
+from mlm.data.collate import Rows, build_masking
 from mlm.data.corpus import Corpus
+from mlm.evaluation.masked_lm import MaskedLMScores, frozen_batches, score_batches
 from mlm.hub.card import model_card
 from mlm.hub.families import architecture_of
 from mlm.hub.pretrained import save_pretrained
@@ -28,6 +29,8 @@ from mlm.training.callbacks import Progress
 from mlm.training.reporting import read_metrics
 from mlm.training.run_folder import resume_command
 
+SCORED_ROWS = 32
+"""Held-out rows a pass where no Trainer says how many fit."""
 CHECKED_ROWS = 4
 """Held-out rows on which the saved model is compared with the trained one."""
 
@@ -43,6 +46,8 @@ def finish_run(
 ) -> None:
     """Save model, curves and summary, and print the summary."""
     assert progress.first, "a run begins with a validation"
+    if progress.validated_at != steps:  # stopped by a signal, and of the bounds now given one is behind
+        progress.last = score_held_out(config, corpus, model)
     assert progress.last, "and ends with one"
     summary = {
         "loss_first": progress.first["loss"],
@@ -95,6 +100,15 @@ def provenance(corpus: Corpus) -> dict[str, str | None]:
         "tokenizer_digest": tokenizer_digest(corpus.tokenizer),
         "git_commit": git_commit(Path(mlm.__file__).parent),
     }
+
+
+def score_held_out(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> dict[str, float]:
+    """Score a model that no Trainer holds, on what a run validates on, in float32."""
+    masking = build_masking(config.masking, config.masking.validation_mask_rate, corpus.tokenizer)
+    rows = min(config.trainer.global_batch_size, SCORED_ROWS)
+    batches = frozen_batches(corpus.validation, masking, rows)
+    sums = score_batches(model.eval(), batches, next(model.parameters()).device)
+    return MaskedLMScores.from_sums(sums).metrics()
 
 
 def git_commit(package: Path) -> str | None:

@@ -20,7 +20,7 @@ from mlm.config.training import ScheduleConfig
 from mlm.cores import available_cores, busy_seconds, cores_to_run_on
 from mlm.data.sampler import TrainingSampler
 from mlm.training import reporting
-from mlm.training.callbacks import asks_for_time
+from mlm.training.callbacks import LOOK_EVERY, steps_unasked
 from mlm.training.checkpoint import checkpoint_path, checkpoint_step, find_checkpoint
 from mlm.training.pretraining import prepare, pretrain, train
 from mlm.training.run_folder import run_folder
@@ -223,12 +223,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("planned", "every"), [(None, 1), (3_000, 1), (36_000, 10), (90_000, 25)])
-def test_ranks_ask_each_other_for_the_time_once_a_second(planned, every):
-    """Of a run of an hour; each answer is waited for."""
-    asked = [step for step in range(1, 101) if asks_for_time(planned, 3_600.0, step)]
-    assert asked == list(range(every, 101, every))
-    assert asks_for_time(planned, None, 7)
+def test_gpus_ask_each_other_for_the_time_once_a_second_and_soon_where_steps_are_slow():
+    assert steps_unasked(1, 30.0) == steps_unasked(1, 0.9) == 1
+    assert steps_unasked(10, 2.0) == steps_unasked(1, 0.2) == 5
+    assert steps_unasked(10, 0.01) == steps_unasked(1, 0.0) == LOOK_EVERY
 
 
 @pytest.mark.skipif(available_cores() < 2 or busy_seconds() is None, reason="one thread waits for no other")

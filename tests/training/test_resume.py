@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launching import run_ranks
+from launching import run_ranks, stopped_at
 from run_files import assert_equal_weights, column, folder_of, metrics, weights
 
 from mlm.config.data import MaskingConfig
@@ -229,6 +229,18 @@ def test_a_run_with_another_bound_than_steps_can_be_made_longer(tiny, first, lon
     if name == "max_tokens":  # the mask rate goes on with the line of the new length
         line = [mask_rate_at(masking, step, 0, summary["steps"]) for step in range(steps, summary["steps"])]
         assert column(config, "masking/rate")[steps:] == pytest.approx(line, abs=0.06)
+
+
+def test_a_run_stopped_between_validations_and_resumed_to_less_is_scored_as_it_is(tiny):
+    often = tiny(name="often", trainer={"max_steps": 8, "val_every": 3, "save_every": 3})
+    whole = replace(often, name="whole", trainer=replace(often.trainer, val_every=100))
+    pretrain(often)
+    pretrain(whole)
+    config = stopped_at(6, whole)
+    pretrain(replace(config, resume=True, trainer=replace(config.trainer, max_steps=4)))
+    summary = json.loads((folder_of(config) / "summary.json").read_text())
+    assert summary["steps"] == 6
+    assert summary["val_loss"] == pytest.approx(column(often, "val/loss")[2], abs=1e-5)
 
 
 @pytest.mark.parametrize("max_steps", [8, 5])
