@@ -236,8 +236,9 @@ class BusyCores(StepCallback):
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Begin anew."""
         super().on_train_start(trainer, module)
-        self._threads = torch.get_num_threads() * trainer.num_devices
-        waits = module.device.type == "cpu" and self._threads > 1 and WAITING not in os.environ
+        threads = torch.get_num_threads()
+        self._threads = threads * trainer.num_devices
+        waits = module.device.type == "cpu" and threads > 1 and WAITING not in os.environ
         self._has_told = not (waits and is_first_process())
         self._before: tuple[float, float, float] | None = None
 
@@ -257,7 +258,7 @@ class BusyCores(StepCallback):
         if others >= LEAST_OTHERS and others + self._threads > cores:
             log.warning(
                 "other programs use %.1f of the %d cores, on which our threads wait for each other: as long "
-                "as they run, what is started with %s=passive before the command is faster",
+                "as they run, a start with %s=passive before the command is faster",
                 others,
                 cores,
                 WAITING,
