@@ -196,7 +196,7 @@ def _say_share(
     folder: str | Path, examples: Examples, longest: int | None, batch_size: int, number: int, rank: int
 ) -> Said:
     """Let the model speak of the examples rank, rank + number, ..."""
-    share_cores(number if launched() is None else 1)  # a launcher gives each of its processes its own
+    share_cores(number)
     model, tokenizer = load_classifier(folder), load_tokenizer(folder)
     model.config.check_fit(num_ids(tokenizer), seq_len=1)
     longest = max_length(model.config, longest, "max_length")
