@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = {
     "mlm.config": 0,
+    "mlm.files": 1,
     "mlm.cores": 1,
     "mlm.counter": 1,
     "mlm.plan": 1,

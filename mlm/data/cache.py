@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -26,15 +25,13 @@ from filelock import FileLock, Timeout
 
 import mlm
 from mlm.config.errors import InputError
+from mlm.files import disk_errors, format_bytes, free_space, remove
 
 PARTIAL = ".partial"
 """End of the name of a store that is not finished."""
 USED = "used"
 """File in a store or vocabulary whose time says when it was used last."""
 DAY_S = 86_400
-CACHE_PLACE = "disk with --data.cache_dir"
-"""What to name instead of a disk that is full; a file that the user named has its own place."""
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 log = logging.getLogger(__name__)
 
@@ -69,40 +66,8 @@ def locked(path: Path, part: str = "") -> Iterator[None]:
             path.parent.glob(f".{path.name}.*") if not part else ()
         ):  # of a process that was killed
             if leftover.suffix != ".lock":
-                _remove(leftover)
+                remove(leftover)
         yield
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def replacing(path: Path, place: str = CACHE_PLACE) -> Iterator[Path]:
-    """Yield a temporary path that takes the final name on success and vanishes on failure.
-
-    A link stays one: what it points to is replaced.
-    """
-    path = Path(os.path.realpath(path))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with disk_errors(path, place):
-            yield temporary
-            _sync(temporary)
-            temporary.rename(path)
-    except BaseException:
-        _remove(temporary)
-        raise
-
-
-def _sync(path: Path) -> None:
-    """Have the disk hold a file, or all files of a folder, before its name says that it is whole."""
-    for file in [path, *path.rglob("*")]:
-        if file.is_file():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
 
 
 @contextlib.contextmanager
@@ -122,25 +87,6 @@ def reading(folder: Path) -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def disk_errors(path: Path, place: str = CACHE_PLACE) -> Iterator[None]:
-    """Turn what may go wrong while `path` is written into one line: a full disk, a quota, no permission.
-
-    Raises:
-        InputError: says what, where, and how much room there is.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in DISK_ERRORS:
-            raise
-        free = in_words(shutil.disk_usage(_existing(path)).free)
-        raise InputError(
-            f"{path}: cannot be written: {error.strerror or error} ({free} free there); "
-            f"nothing half-written is kept; make room, or name another {place}"
-        ) from error
-
-
 def check_room(path: Path, needed: float) -> None:
     """Check that what is about to be written will fit.
 
@@ -151,16 +97,12 @@ def check_room(path: Path, needed: float) -> None:
     Raises:
         InputError: there is less room.
     """
-    free = shutil.disk_usage(_existing(path)).free
+    free = free_space(path)
     if free < needed:
         raise InputError(
-            f"{path}: the token store needs about {in_words(needed)} more, but {in_words(free)} are free; "
-            "make room, or name another disk with --data.cache_dir; finished shards are kept"
+            f"{path}: the token store needs about {format_bytes(needed)} more, but {format_bytes(free)} are "
+            "free; make room, or name another disk with --data.cache_dir; finished shards are kept"
         )
-
-
-def _existing(path: Path) -> Path:
-    return next(parent for parent in (path, *path.absolute().parents) if parent.exists())
 
 
 def mark_used(folder: Path) -> None:
@@ -188,7 +130,7 @@ class CacheEntry:
         days = int((now - self.used) / DAY_S)
         age = "today" if days < 1 else f"{days} day{'s' * (days > 1)} ago"
         name = "/".join(self.path.parts[-2:])
-        return f"{self.kind:16}  {in_words(self.size):>9}  used {age:12}  {name}  {self.about}"
+        return f"{self.kind:16}  {format_bytes(self.size):>9}  used {age:12}  {name}  {self.about}"
 
 
 def list_cache(cache: Path) -> list[CacheEntry]:
@@ -244,10 +186,3 @@ def _about(path: Path) -> str:
             tokens = f"{facts['num_tokens']:,} tokens of " if "num_tokens" in facts else ""
             return tokens + ", ".join(source["path"] for source in facts["sources"])
     return ""
-
-
-def in_words(num_bytes: float) -> str:
-    """Return a size for people to read."""
-    power = min((len(str(int(num_bytes))) - 1) // 3, 4)
-    unit = ("B", "kB", "MB", "GB", "TB")[power]
-    return f"{num_bytes / 1000**power:.{1 if power else 0}f} {unit}"

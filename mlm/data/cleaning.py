@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlm.config.errors import InputError
-from mlm.data.cache import in_words
+from mlm.files import format_bytes
 
 RUN_TOKENS = 5
 """Tokens of the runs that two similar documents share."""
@@ -88,7 +88,7 @@ def first_of_similar(documents: Iterable[npt.NDArray[np.integer]], kept: Flags, 
     different = index.add_pairs(runs)
     stays = kept.copy()
     stays[kept] = different
-    memory = in_words(max(_memory() - before, 0))
+    memory = format_bytes(max(_memory() - before, 0))
     log.info("near-duplicates: an index of %s documents took %s of memory", f"{len(different):,}", memory)
     return stays
 

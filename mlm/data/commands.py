@@ -16,13 +16,14 @@ from tokenizers import Tokenizer
 
 from mlm.config.data import CorpusConfig, SourceConfig
 from mlm.config.preparation import PrepareConfig, TokenizerInspectConfig, TokenizerTrainConfig
-from mlm.data.cache import cache_folder, clean_cache, in_words, list_cache, replacing
+from mlm.data.cache import cache_folder, clean_cache, list_cache
 from mlm.data.cleaning import distinct_texts
 from mlm.data.corpus import Corpus, prepare_corpus, prepare_store
 from mlm.data.encoding import DocumentEncoder
 from mlm.data.sampler import BLOCK_ROWS
 from mlm.data.store import TokenStore
 from mlm.data.text import Text
+from mlm.files import format_bytes, replacing
 from mlm.tokenizer import (
     SpecialTokens,
     encode_documents,
@@ -46,11 +47,11 @@ def prepare(config: PrepareConfig) -> None:
     cache = cache_folder(config.data.cache_dir)
     if config.list:
         entries = list_cache(cache)
-        total = in_words(sum(entry.size for entry in entries))
+        total = format_bytes(sum(entry.size for entry in entries))
         print("\n".join([f"{cache}: {total}", *(entry.line(time.time()) for entry in entries)]))
     elif config.clean is not None:
         removed = clean_cache(cache, 0 if config.clean == "all" else config.clean)
-        total = in_words(sum(entry.size for entry in removed))
+        total = format_bytes(sum(entry.size for entry in removed))
         print("\n".join([f"{cache}: removed {total}", *(entry.line(time.time()) for entry in removed)]))
     elif config.shard is None:
         corpus = prepare_corpus(config.data, config.tokenizer)
@@ -79,7 +80,7 @@ def _store_table(store: TokenStore, config: CorpusConfig) -> Iterator[str]:
         yield f"{name:{width}}  {numbers}  {unknown:7.2%}  {duplicates:10.2%}  {weight:>6}"
     yield ""
     size = sum(file.stat().st_size for file in store.folder.rglob("*") if file.is_file())
-    yield f"token store     {store.folder}  ({in_words(size)})"
+    yield f"token store     {store.folder}  ({format_bytes(size)})"
 
 
 def _rows_table(corpus: Corpus) -> Iterator[str]:

@@ -26,7 +26,7 @@ from mlm.config.errors import InputError
 from mlm.config.parse import to_plain
 from mlm.cores import available_cores
 from mlm.counter import uniform
-from mlm.data.cache import content_key, in_words, locked, mark_used, reading, replacing
+from mlm.data.cache import content_key, locked, mark_used, reading
 from mlm.data.cleaning import distinct_texts, first_of_equals, first_of_similar, near_index
 from mlm.data.collate import Rows
 from mlm.data.formats import short_name
@@ -34,6 +34,7 @@ from mlm.data.packing import RowTable, Spans, cut_spans, pack_documents
 from mlm.data.sampler import Part, divide_block
 from mlm.data.store import STORE_VERSION, TokenStore, drop_shards, finish_store, write_shards
 from mlm.data.text import Text
+from mlm.files import format_bytes, replacing
 from mlm.tokenizer import (
     TOKENIZER_VERSION,
     SpecialTokens,
@@ -216,7 +217,7 @@ def _tell(store: TokenStore, config: CorpusConfig) -> None:
             text = "%s: %.1f %% of the tokens are unknown; a vocabulary of type bpe leaves none"
             log.warning(text, source["path"], 100 * rate)
     facts = store.manifest
-    size = in_words(facts["num_bytes"])
+    size = format_bytes(facts["num_bytes"])
     log.info("token store: %s tokens, %s of text", f"{facts['num_tokens']:,}", size)
     if facts["num_unknown"]:
         rate = facts["num_unknown"] / facts["num_tokens"]

@@ -31,10 +31,11 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from mlm.config.errors import InputError
-from mlm.data.cache import PARTIAL, check_room, disk_errors, reading, replacing
+from mlm.data.cache import PARTIAL, check_room, reading
 from mlm.data.cleaning import first_of_equals
 from mlm.data.encoding import Encoded, encode_in_order
 from mlm.data.packing import Spans
+from mlm.files import disk_errors, replacing
 from mlm.tokenizer import SpecialTokens
 
 SHARD_CHARACTERS = 2**25

@@ -19,10 +19,11 @@ from tqdm import tqdm
 
 from mlm.config.data import PYTHON_DOCS, CorpusConfig, SourceConfig
 from mlm.config.errors import InputError
-from mlm.data.cache import cache_folder, content_key, locked, replacing
+from mlm.data.cache import cache_folder, content_key, locked
 from mlm.data.formats import ReadReport
 from mlm.data.python_docs import python_docs_digest, read_package_docs
 from mlm.data.sources import DigestCache, file_states, read_documents, source_digest, source_size
+from mlm.files import replacing
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from mlm.config.evaluation import EvaluateConfig
 from mlm.config.model import ClassifierConfig
-from mlm.data.cache import replacing
 from mlm.data.labelled import Table, read_table
 from mlm.data.labels import label_array, label_ids, label_names, label_numbers
 from mlm.evaluation.metrics import class_table, counts_of_classes, task_metrics
 from mlm.evaluation.predict import check_pairs, read_examples, say, tell_truncated
+from mlm.files import replacing
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_classifier
 

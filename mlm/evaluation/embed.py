@@ -19,10 +19,10 @@ from tqdm import tqdm
 from mlm.config.embed import EmbedConfig
 from mlm.config.errors import InputError
 from mlm.cores import share_cores
-from mlm.data.cache import replacing
 from mlm.data.examples import EncodedExamples, batches_in_order, encode_examples
 from mlm.data.labelled import Examples, read_texts
 from mlm.evaluation.predict import max_length, tell_truncated
+from mlm.files import replacing
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_encoder
 from mlm.model.encoder import Encoder

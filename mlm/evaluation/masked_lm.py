@@ -18,11 +18,11 @@ from mlm.config.data import IGNORE_INDEX
 from mlm.config.errors import InputError
 from mlm.config.evaluation import EvaluateConfig
 from mlm.cores import share_cores
-from mlm.data.cache import replacing
 from mlm.data.collate import MaskedBatch, MaskedRows, Rows, build_masking
 from mlm.data.corpus import prepare_evaluation
 from mlm.data.sampler import ValidationSampler
 from mlm.evaluation.classifier import evaluate_classifier
+from mlm.files import replacing
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import holds_classifier, load_masked_lm
 from mlm.masking import Masking

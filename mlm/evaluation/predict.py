@@ -26,9 +26,9 @@ from mlm.config.evaluation import Devices, PredictConfig
 from mlm.config.launch import command_for, launched
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.cores import share_cores
-from mlm.data.cache import replacing
 from mlm.data.examples import EncodedExamples, LabelledBatch, batches_in_order, encode_examples
 from mlm.data.labelled import Examples, Table, read_table
+from mlm.files import replacing
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_classifier, read_classifier_config
 from mlm.model.heads import SequenceClassifier

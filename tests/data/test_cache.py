@@ -10,18 +10,8 @@ import pytest
 
 import mlm
 from mlm.config.errors import InputError
-from mlm.data.cache import (
-    cache_folder,
-    check_room,
-    clean_cache,
-    content_key,
-    disk_errors,
-    in_words,
-    list_cache,
-    locked,
-    mark_used,
-    replacing,
-)
+from mlm.data.cache import cache_folder, check_room, clean_cache, content_key, list_cache, locked, mark_used
+from mlm.files import disk_errors, format_bytes, replacing
 
 DAY_S = 86_400
 
@@ -100,8 +90,8 @@ def test_room_is_checked(tmp_path: Path) -> None:
     ("size", "words"),
     [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (123_456_789, "123.5 MB"), (5e15, "5000.0 TB")],
 )
-def test_sizes_in_words(size: float, words: str) -> None:
-    assert in_words(size) == words
+def test_format_bytes(size: float, words: str) -> None:
+    assert format_bytes(size) == words
 
 
 @pytest.fixture
