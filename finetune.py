@@ -17,7 +17,7 @@ def main() -> int:
     config = parse_config(FinetuneConfig, prog="finetune.py")
     log_to_stderr()
     with one_line_errors("finetune.py"):
-        from mlm.training.tracked import import_tracker  # only now: a mistake is told before anything heavy
+        from mlm.training.tracking import import_tracker  # only now: a mistake is told before anything heavy
 
         import_tracker(config.logging)
         from mlm.training.suite import finetune_all

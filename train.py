@@ -16,7 +16,7 @@ def main() -> int:
     config = parse_config(PretrainConfig, prog="train.py")
     log_to_stderr()
     with one_line_errors("train.py"):
-        from mlm.training.tracked import import_tracker  # only now: a mistake is told before anything heavy
+        from mlm.training.tracking import import_tracker  # only now: a mistake is told before anything heavy
 
         import_tracker(config.logging)
         from mlm.training.pretraining import pretrain

@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     log_to_stderr()
     with one_line_errors(prog):
         if name in ("pretrain", "finetune"):
-            _load("mlm.training.tracked:import_tracker")(config.logging)  # first, as train.py does
+            _load("mlm.training.tracking:import_tracker")(config.logging)  # first, as train.py does
         status = _load(command.function)(config)
     return status or 0
 

@@ -45,7 +45,9 @@ def replacing(path: Path, place: str = CACHE_PLACE) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file atomically."""
+    """Write a UTF-8 text file atomically; its folder is created if needed."""
+    with disk_errors(path, "place"):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, "place") as temporary:
         temporary.write_text(text, encoding="utf-8")
 

@@ -235,12 +235,14 @@ class FinetuneScheduleConfig(ScheduleConfig):
 
 
 @dataclass
-class FinetuneTrainerConfig:
+class FinetuneTrainerConfig(TrainerConfig):
     """Epochs, batch and device."""
 
     max_epochs: int = 3
     """Times that every example is trained on."""
     batch_size: int = 32
+    """Examples per optimizer step."""
+    global_batch_size: int = 32
     """Examples per optimizer step."""
     keep: Literal["last", "best"] = "last"
     """The model kept: after the last epoch, or the best one by validation."""
@@ -248,12 +250,11 @@ class FinetuneTrainerConfig:
     """Epochs without a better score after which to stop, with keep=best; null: all epochs."""
     freeze: Literal["embeddings", "encoder"] | int | None = None
     """Left as it is: embeddings, a number of lowest layers with them, or the whole encoder; null: nothing."""
-    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
-    """Arithmetic; auto: bf16-mixed where the hardware has it, else 32-true."""
-    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
-    """Kind of device; auto: the best one there is."""
+    save_every: int | None = None
+    """Optimizer steps between checkpoints; null: each epoch."""
 
     def __post_init__(self) -> None:
+        self.global_batch_size = self.batch_size
         for name in ("max_epochs", "batch_size"):
             value = getattr(self, name)
             require(value > 0, f"trainer.{name}", value, "must be at least 1")
@@ -265,15 +266,9 @@ class FinetuneTrainerConfig:
         keeps = patience is None or self.keep == "best"
         require(keeps, "trainer.early_stopping", patience, "keeps the best epoch: add --trainer.keep best")
 
-    def on_one_device(self, steps: int) -> TrainerConfig:
-        """Return the same in the terms of pretraining's trainer."""
-        return TrainerConfig(
-            max_steps=steps,
-            global_batch_size=self.batch_size,
-            devices=1,
-            precision=self.precision,
-            accelerator=self.accelerator,
-        )
+    @property
+    def bounds(self):
+        return *super().bounds, self.max_epochs
 
 
 SCRATCH = "scratch"
@@ -289,15 +284,13 @@ class FinetuneConfig(RunConfig):
     """
 
     default_stem: ClassVar[str] = "finetune"
-    resumable: ClassVar[bool] = False
+    resumable: ClassVar[bool] = True
     resume_hint: ClassVar[str] = (
         "several tasks or seeds go on when they are started again with their --name; one run cannot"
     )
 
     seed: int = 0
     """Decides the new head, order of examples and dropout."""
-    resume: bool = False
-    """Not offered: a suite goes on when started again with its --name."""
     model: str | None = None
     """Model folder or hub's OWNER/NAME; scratch: random weights; null: the newest pretraining in runs_dir."""
     model_config: str | None = None
@@ -379,8 +372,6 @@ class FinetuneConfig(RunConfig):
 
     def check_files(self) -> None:
         """Check that everything named is there and the run folder is not; choose a model if none is named."""
-        processes = os.environ.get("WORLD_SIZE", "1")
-        require(processes == "1", "WORLD_SIZE", processes, "fine-tuning runs in one process; start only one")
         if self.model == SCRATCH:
             self._check_scratch()
         else:

@@ -26,8 +26,10 @@ import yaml
 
 from mlm.config.errors import InputError
 from mlm.config.experiment import RUN_NAME, RunConfig, find_branch, run_to_resume
+from mlm.config.files import parse_yaml
 from mlm.config.help import format_help
 from mlm.config.keys import Given, Keys, read_file, read_flags
+from mlm.config.keys import _read_mapping as read_mapping
 from mlm.config.launch import is_first_process, wait_for_first_process
 from mlm.config.values import convert
 
@@ -144,6 +146,19 @@ def read_group(cls: type[C], path: Path) -> C:
     keys = Keys.of(cls)
     config: C = _build(cls, _typed_values(read_file(path, keys), keys))
     return config
+
+
+def from_plain(cls: type[C], plain: Any) -> C:
+    """Return the configuration that `to_plain` made plain; one that is a configuration already as it is.
+
+    Raises:
+        InputError: a key or a value is not one of `cls`.
+    """
+    if isinstance(plain, cls):
+        return plain
+    keys = Keys.of(cls)
+    node = parse_yaml(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), "configuration")
+    return _build(cls, _typed_values(read_mapping(node, keys, "", "configuration", Path()), keys))  # type: ignore[no-any-return]
 
 
 def to_plain(config: Any) -> Any:

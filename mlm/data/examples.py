@@ -10,6 +10,7 @@ B examples a batch, S tokens of the longest, N examples.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -40,8 +41,10 @@ MAX_BATCH_TOKENS = 2**15
 
 
 class LabelledBatch(TypedDict):
-    """What the model is trained on."""
+    """A batch for training or scoring."""
 
+    rows: Tensor
+    """(B,) int64, the number of each example."""
     input_ids: Tensor
     """(B, S) int64."""
     attention_mask: Tensor
@@ -78,6 +81,13 @@ class EncodedExamples(Dataset[LabelledBatch]):
         """(N,) tokens of each example."""
         return np.diff(self.offsets)
 
+    def digest(self) -> str:
+        """Return a hash of tokens and labels."""
+        hashed = hashlib.blake2b(digest_size=16)
+        for array in (self.ids, self.types, self.offsets, self.labels):
+            hashed.update(b"" if array is None else np.ascontiguousarray(array))
+        return hashed.hexdigest()
+
     def label_tensor(self, rows: Ints | slice = slice(None)) -> Tensor:
         """Return the labels of some rows, or of all, as a batch holds them."""
         assert self.labels is not None, "asked for labels that are not known"
@@ -99,6 +109,7 @@ class EncodedExamples(Dataset[LabelledBatch]):
             mask[out, :length] = 1
         input_ids, attention_mask, token_type_ids = map(torch.from_numpy, (ids, mask, types))
         return LabelledBatch(
+            rows=torch.from_numpy(rows),
             input_ids=input_ids,
             attention_mask=attention_mask,
             token_type_ids=token_type_ids,
@@ -180,28 +191,6 @@ def batches_by_length(lengths: Ints, batch_size: int, seed: int, epoch: int) -> 
         batches += [chosen[first : first + batch_size] for first in range(0, len(chosen), batch_size)]
     order = permute(np.arange(len(batches)), len(batches), seed, epoch, 1)
     return [batches[number] for number in order]
-
-
-@dataclass(frozen=True)
-class EpochSampler:
-    """Yields the batches of all epochs of a run."""
-
-    lengths: Ints
-    batch_size: int
-    seed: int
-    max_epochs: int
-
-    def __iter__(self) -> Iterator[Ints]:
-        for epoch in range(self.max_epochs):
-            yield from batches_by_length(self.lengths, self.batch_size, self.seed, epoch)
-
-    def __len__(self) -> int:
-        return self.max_epochs * self.steps_per_epoch
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches of one epoch."""
-        return -(-len(self.lengths) // self.batch_size)
 
 
 def batches_in_order(lengths: Ints, batch_size: int) -> list[Ints]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+import torchmetrics
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -26,7 +25,6 @@ from mlm.files import replacing
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import holds_classifier, load_masked_lm
 from mlm.masking import Masking
-from mlm.model.heads import MaskedLM
 from mlm.model.loss import summed_cross_entropy
 from mlm.tokenizer import load_tokenizer, num_ids
 
@@ -37,31 +35,30 @@ VALIDATION_SEED = 20_181_011
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class MaskedLMScores:
-    """Scores over all masked tokens of a text."""
+class MaskedLMScores(torchmetrics.Metric):
+    """Loss."""
 
-    loss: float
-    """Mean negative log-likelihood of the masked tokens, in nats."""
-    masked_accuracy: float
-    """Share of the masked tokens that the model ranks first."""
-    num_masked: int
-    """Masked tokens."""
+    def __init__(self):
+        super().__init__()
+        self.add_state("sums", torch.zeros(3, dtype=torch.float64), dist_reduce_fx="sum")
 
-    @property
-    def perplexity(self) -> float:
-        """exp(loss); infinite where that overflows."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
+    def update(self, logits, labels):
+        logits = logits.float()
+        correct = (logits.argmax(-1) == labels) & (labels != IGNORE_INDEX)
+        scores = torch.stack(
+            [summed_cross_entropy(logits, labels), correct.sum(), (labels != IGNORE_INDEX).sum()]
+        )
+        self.sums += scores.double()
 
-    @classmethod
-    def from_sums(cls, sums: Tensor) -> MaskedLMScores:
-        """Divide what `score_batches` summed, over any number of ranks."""
-        loss, correct, masked = sums.tolist()
-        return cls(loss / max(masked, 1), correct / max(masked, 1), int(masked))
-
-    def metrics(self) -> dict[str, float]:
-        """Return the scores by their names in the metrics table."""
-        return {"loss": self.loss, "perplexity": self.perplexity, "masked_accuracy": self.masked_accuracy}
+    def compute(self):
+        loss, correct, masked = self.sums.tolist()
+        loss = loss / max(masked, 1)
+        return {
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss < 700 else math.inf,
+            "masked_accuracy": correct / max(masked, 1),
+            "num_masked": int(masked),
+        }
 
 
 def frozen_batches(
@@ -73,19 +70,16 @@ def frozen_batches(
 
 
 @torch.no_grad()
-def score_batches(model: MaskedLM, batches: Iterable[MaskedBatch], device: torch.device) -> Tensor:
-    """Return summed loss, correct predictions and masked tokens, (3,) float64, without touching the mode."""
-    sums = torch.zeros(3, dtype=torch.float64)
+def score_batches(model, batches):
+    scores = MaskedLMScores()
+    device = next(model.parameters()).device
+    scores.to(device)
     for batch in batches:
-        labels = batch["labels"].to(device)
-        inputs = (batch[name].to(device) for name in ("input_ids", "attention_mask", "masked_positions"))
-        logits = model(*inputs).float()  # a CPU finds the largest of bfloat16 four times slower
-        correct = (logits.argmax(-1) == labels) & (labels != IGNORE_INDEX)
-        scores = torch.stack(
-            [summed_cross_entropy(logits, labels), correct.sum(), (labels != IGNORE_INDEX).sum()]
+        logits = model(
+            *(batch[name].to(device) for name in ("input_ids", "attention_mask", "masked_positions"))
         )
-        sums += scores.double().cpu()
-    return sums.to(device, torch.float32 if device.type == "mps" else torch.float64)
+        scores.update(logits, batch["labels"].to(device))
+    return scores.compute()
 
 
 def evaluate(config: EvaluateConfig) -> int:

@@ -161,3 +161,24 @@ def task_metrics(label_type: LabelType, labels: npt.NDArray[Any], logits: Floats
     if len(counts) == 2:
         scores_of_classes["f1"] = f1(counts)
     return scores_of_classes | {"matthews_correlation": matthews_correlation(counts)}
+
+
+import torch
+import torchmetrics
+
+
+class LabelledPredictions(torchmetrics.Metric):
+    def __init__(self):
+        super().__init__()
+        self.add_state("rows", [], dist_reduce_fx="cat")
+        self.add_state("logits", [], dist_reduce_fx="cat")
+
+    def update(self, rows, logits):
+        self.rows.append(rows)
+        self.logits.append(logits.detach().double())
+
+    def compute(self):
+        rows, logits = (torch.cat(x) if isinstance(x, list) else x for x in (self.rows, self.logits))
+        rows, logits = rows.cpu().numpy(), logits.cpu().numpy()
+        _, first = np.unique(rows, return_index=True)
+        return logits[first]

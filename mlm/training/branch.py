@@ -76,8 +76,7 @@ def start_branch(module: Any, checkpoint: Checkpoint) -> None:
                 f"cannot branch: {name} is {mine[name]}, but {checkpoint.path} was trained with "
                 f"{theirs.get(name)}"
             )
-    module.load_state_dict(content["state_dict"])
-    module.first_optimizer_state = content["optimizer_states"][0]
+    module.start = checkpoint.path
     if all(name.startswith(MUST_AGREE) for name in differing):  # the same text in the same rows and order
         module.progress.rows = content["progress"]["rows"]
     where = f"go on with row {module.progress.rows:,}" if module.progress.rows else "begin anew"

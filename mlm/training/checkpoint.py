@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from mlm.config.errors import InputError
+from mlm.config.errors import DiskError, InputError
 from mlm.config.launch import is_first_process
+from mlm.files import replacing
 
 NEEDED = {
     "state_dict": dict,
     "optimizer_states": list,
-    "loops": dict,
     "global_step": int,
     "progress": dict,
     "identity": dict,
     "pytorch-lightning_version": str,
 }
-"""What a checkpoint of ours holds, and of what kind."""
+"""Contents of a checkpoint and their types."""
 
 log = logging.getLogger(__name__)
 
@@ -50,45 +50,32 @@ def saved_checkpoints(folder: Path) -> list[Path]:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes to a temporary file in the same folder, syncs and renames: a reader never sees half a file.
+    """Writes checkpoints atomically; a failed write is recorded in `failure` and training continues.
 
-    Where the file system refuses, as a full one does, that is told and noted in `failure`, and training goes
-    on. It is no exception, because the other ranks wait for this one and know nothing of it.
+    It is not an exception, because the other ranks wait for this one and do not know about it.
     """
 
     failure: OSError | None = None
-    """Why the newest checkpoint could not be written, if it could not."""
+    """Why the newest checkpoint could not be written; None if it was."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
         """Write `checkpoint` to `path`."""
         self.failure = None
+        target = Path(path)
         try:
-            self._write(checkpoint, Path(path))
-        except (OSError, RuntimeError) as error:
-            # torch's zip writer fails a second time, and otherwise, when it closes what it could not write.
-            cause = error if isinstance(error, OSError) else error.__context__
-            if not isinstance(cause, OSError):
-                raise
-            self.failure = cause
-            log.warning("cannot save %s: %s; the checkpoints before it are kept", path, cause.strerror)
-
-    def _write(self, checkpoint: dict[str, Any], target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(target) as temporary, temporary.open("wb") as file:
                 torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(name, 0o666 & ~umask)  # mkstemp makes files that only the owner can read
-            os.replace(name, target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        except (OSError, RuntimeError, DiskError) as error:
+            # torch's zip writer fails a second time, and differently, when it closes the unfinished file.
+            causes = (error, error.__cause__, error.__context__)
+            failure = next((cause for cause in causes if isinstance(cause, OSError)), None)
+            if failure is None:
+                raise
+            self.failure = failure
+            log.warning("cannot save %s: %s; earlier checkpoints are kept", path, failure.strerror)
 
 
 @dataclass(frozen=True)
@@ -105,23 +92,31 @@ class Checkpoint:
         return int(self.content["global_step"])
 
 
+class DamagedError(InputError):
+    """A file that was read and is not a complete checkpoint."""
+
+
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a file without running code that might be in it.
+    """Open a checkpoint without running code that might be in the file.
 
     Raises:
-        InputError: it is no whole checkpoint of ours; says why.
+        DamagedError: it is not a complete checkpoint.
+        InputError: it cannot be read; it may be complete.
+        FileNotFoundError: there is no such file.
     """
     try:
-        with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums of what it maps
+        with zipfile.ZipFile(path) as archive:  # torch does not check the checksums of files it maps
             if damaged := archive.testzip():
                 raise ValueError(f"{damaged} is damaged")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         _check_content(content)
         return Checkpoint(path, content)
-    except (PermissionError, FileNotFoundError):
-        raise  # it may be whole: somebody has to look
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"{path} cannot be read: {reason}; resume again when it can be") from None
     except (
-        OSError,
         RuntimeError,
         EOFError,
         LookupError,
@@ -129,9 +124,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
         ValueError,
         UnpicklingError,
         zipfile.BadZipFile,
+        zlib.error,
     ) as error:
         reason = " ".join(str(error).split())[:120]
-    raise InputError(f"{path} is no whole checkpoint of ours: {reason}")
+    raise DamagedError(f"{path} is not a complete checkpoint: {reason}")
 
 
 def _check_content(content: Any) -> None:
@@ -141,7 +137,7 @@ def _check_content(content: Any) -> None:
         ValueError: says what is missing or odd.
     """
     if not isinstance(content, dict):
-        raise ValueError("it is no table")
+        raise ValueError("it is not a table")
     if missing := [key for key in NEEDED if key not in content]:
         raise ValueError(f"it has no {', '.join(missing)}")
     for key, kind in NEEDED.items():
@@ -151,15 +147,18 @@ def _check_content(content: Any) -> None:
         if not value and kind is not int:
             raise ValueError(f"its {key} is empty")
     if content["global_step"] < 0 or "rows" not in content["progress"]:
-        raise ValueError("its global_step or progress is that of no run")
+        raise ValueError("its global_step or progress is not that of a run")
     if not all(isinstance(state, dict) and state for state in content["optimizer_states"]):
-        raise ValueError("its optimizer_states are of no optimizer")
+        raise ValueError("its optimizer_states are not those of an optimizer")
 
 
 def find_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the newest whole checkpoint of a folder or None.
+    """Return the newest complete checkpoint of a folder, None if there never was one.
 
-    What is no whole checkpoint of ours is set aside under another name, with a warning.
+    Damaged files are set aside under another name, with a warning.
+
+    Raises:
+        InputError: a checkpoint cannot be read, or there were checkpoints and all are damaged.
     """
     for path in reversed(saved_checkpoints(folder)):
         try:
@@ -168,9 +167,14 @@ def find_checkpoint(folder: Path) -> Checkpoint | None:
                 return found
             log.warning("skipping %s: it is of step %d", path, found.step)
         except FileNotFoundError:
-            continue  # the run it belongs to goes on and has removed it
-        except InputError as error:
+            continue  # its run is still training and has removed it
+        except DamagedError as error:
             log.warning("skipping it: %s", error)
         if is_first_process():
             path.rename(path.with_name(f"{path.name}.broken"))
+    if damaged := sorted(folder.glob("step-*.ckpt.broken")):
+        raise InputError(
+            f"all checkpoints of {folder.parent} are damaged ({damaged[-1].name} is the newest): restore one "
+            "from a backup, or start a new run"
+        )
     return None

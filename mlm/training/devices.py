@@ -17,7 +17,7 @@ import torch
 
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.parse import save_config
-from mlm.training.trainer import resolve_accelerator
+from mlm.training.hardware import resolve_accelerator
 
 USER_ERROR = 2
 """Exit status of a process that told the user what to change."""
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 def visible_devices(config: FinetuneConfig) -> list[str]:
     """Return the GPUs a run may use, as CUDA_VISIBLE_DEVICES names them; none where it runs elsewhere."""
-    if resolve_accelerator(config.trainer.on_one_device(1)) != "gpu":
+    if resolve_accelerator(config.trainer) != "gpu":
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]

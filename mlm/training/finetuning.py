@@ -1,9 +1,8 @@
-"""Fine-tuning: an encoder with a new head is trained on labelled texts, scored every epoch, and saved.
+"""Fine-tuning: a classifier on an encoder is trained on labelled texts, scored every epoch, and saved.
 
-- to Lightning the whole run is one epoch, the batches of `EpochSampler`; callbacks act where one of ours ends
 - scores are those of the whole validation set
-- the model of the last epoch is kept, so that its scores are honest; `trainer.keep=best` chooses by the very
-  examples it is then reported on
+- the model of the last epoch is kept, so that its scores are unbiased; `trainer.keep=best` chooses by the
+  examples that it is then reported on, unless a part of train is held out for that
 """
 
 from __future__ import annotations
@@ -11,8 +10,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,123 +25,274 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from mlm.config.errors import InputError
 from mlm.config.files import find_config
 from mlm.config.finetune import SCRATCH, FinetuneConfig, is_model
+from mlm.config.launch import is_first_process, launched
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.config.parse import read_group, to_plain
-from mlm.counter import random_bits
-from mlm.data.examples import EncodedExamples, EpochSampler, LabelledBatch, encode_examples
+from mlm.config.parse import from_plain, read_group, to_plain
+from mlm.data.examples import (
+    EncodedExamples,
+    LabelledBatch,
+    batches_by_length,
+    batches_in_order,
+    encode_examples,
+)
 from mlm.data.labelled import Examples, LabelledTask
 from mlm.data.labels import class_weights, label_counts
 from mlm.data.tasks import choose_task
+from mlm.evaluation.metrics import LabelledPredictions
 from mlm.evaluation.predict import classify, max_length, predict_logits, tell_truncated
+from mlm.files import shorten
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_classifier, read_shape
 from mlm.model.attention import matrix_blocks
 from mlm.model.depth import freeze, layer_decay
 from mlm.model.heads import SequenceClassifier
-from mlm.model.loss import mean_loss
-from mlm.optim.optimizer import build_optimizer, set_learning_rate
-from mlm.optim.schedule import learning_rate_factor, warmup_steps
+from mlm.model.loss import mean_loss, summed_label_loss
+from mlm.optim.optimizer import build_optimizer
 from mlm.tokenizer import load_tokenizer, num_ids, tokenizer_digest
-from mlm.training.callbacks import Progress
-from mlm.training.epochs import EpochTable, EpochValidation, Stopwatch
-from mlm.training.outcome import MAX_SHOWN_CLASSES, Outcome, Prepared, finish
-from mlm.training.pretraining import rescale_and_clip
-from mlm.training.reporting import (
-    BusyCores,
-    ProgressBar,
-    build_tracker,
-    end_tracking,
-    pretraining_run,
-    resolve_tracking,
-)
+from mlm.training.callbacks import Diverged
+from mlm.training.checkpoint import checkpoint_path, open_checkpoint
+from mlm.training.engine import Ints, StepDataModule, StepModule, TrainingLoader
+from mlm.training.hardware import check_hardware
+from mlm.training.outcome import Outcome, Parts, finish, scores_of
+from mlm.training.processes import end_with_parent, join_processes, start_processes
+from mlm.training.run import End, Recipe, reached_before, report_save_failure, restore, train_until_end
 from mlm.training.run_folder import run_folder
-from mlm.training.stopping import GracefulStop
-from mlm.training.trainer import build_trainer
+from mlm.training.sharding import whole_model
+from mlm.training.tracking import build_tracker, end_tracking, pretraining_run, resolve_tracking
 
 WIDE, HIGH_RATE = 512, 1e-4
-"""From this width on, a learning rate above this one is warned of."""
+"""From this width on, a learning rate above this one causes a warning."""
 SCRATCH_LENGTH = 512
-"""Positions of random weights whose shape says nothing of them."""
+"""Positions of random weights whose shape does not say."""
 
 log = logging.getLogger(__name__)
 
 
-class FinetuneModule(pl.LightningModule):
+class FinetuneModule(StepModule):
     """A classifier with its loss, optimizer and schedule.
 
     Args:
-        model: what is trained.
-        config: optimizer, schedule and seed.
-        progress: the counters of the run.
-        weights: (C,) what an example of each class counts in the loss; None: all the same.
+        config: the configuration, or the plain values of one, as a checkpoint holds it.
+        model: shapes of encoder and classifier in plain values, and the weights of the classes; None: made
+            for the task of `trainer.datamodule`.
     """
 
-    weights: Tensor | None
+    config: FinetuneConfig
+    model: SequenceClassifier
+    start_flag = "model"
 
-    def __init__(
-        self,
-        model: SequenceClassifier,
-        config: FinetuneConfig,
-        progress: Progress,
-        weights: npt.NDArray[np.float64] | None = None,
-    ):
-        super().__init__()
-        tensor = None if weights is None else torch.from_numpy(weights).float()
-        self.register_buffer("weights", tensor, persistent=False)
-        self.model, self.config, self.progress = model, config, progress
-        self.last_loss: Tensor | float = math.nan
-        self.learning_rate = 0.0
-        self._loss_sum: Tensor | float = 0.0
-        self._num_examples = 0
+    def __init__(self, config: FinetuneConfig | dict[str, Any], model: dict[str, Any] | None = None):
+        super().__init__(from_plain(FinetuneConfig, config), model)
+        self.predictions = LabelledPredictions()
+        self.logits: npt.NDArray[np.float64] | None = None
+        """(N, C) of the newest validation."""
+        self._unread: list[tuple[Tensor, Tensor]] = []
 
-    def training_step(self, batch: LabelledBatch, batch_idx: int) -> Tensor:
-        """Return the mean loss of a batch."""
-        torch.manual_seed(int(random_bits(self.config.seed, batch_idx).item()) >> 1)  # for dropout
+    def build_model(self) -> SequenceClassifier:
+        """Build the model from its shape, or for the task."""
+        if self.hparams["model"] is None:
+            return build_model(self.config, self.trainer.datamodule)  # type: ignore[attr-defined]
+        shapes = self.hparams["model"]
+        classifier = from_plain(ClassifierConfig, shapes["classifier"])
+        return SequenceClassifier(from_plain(ModelConfig, shapes["encoder"]), classifier)
+
+    def describe_model(self) -> dict[str, Any]:
+        """Return the shapes of encoder and classifier in plain values."""
+        model = self.model
+        return {"encoder": to_plain(model.config), "classifier": to_plain(model.classifier_config)}
+
+    def configure_model(self) -> None:
+        """Build the model, and note what a run that resumes this one must have in common."""
+        super().configure_model()
+        data = self.data()
+        if isinstance(data, FinetuneDataModule) and not self.identity:
+            self.identity = identity_of(self.config, data, self.model)
+
+    def on_fit_start(self) -> None:
+        """Weigh the classes, and restore what a resumed run starts from."""
+        super().on_fit_start()
+        task = self.trainer.datamodule.task  # type: ignore[attr-defined]
+        weights = class_weights(self.config.head.class_weights, task.labels, task.train.labels)
+        self._weights = None if weights is None else torch.from_numpy(weights).float().to(self.device)
+
+    def summed_loss(self, batch: LabelledBatch) -> tuple[Tensor, Tensor]:
+        """Return the summed loss of a batch, and what to divide by."""
         labels = batch["labels"]
         assert labels is not None, "training examples have labels"
         smoothing = self.config.head.label_smoothing
-        loss = mean_loss(classify(self.model, batch), labels, self.weights, smoothing)
-        self.last_loss = loss.detach()
-        self._loss_sum = self._loss_sum + self.last_loss * len(labels)
-        self._num_examples += len(labels)
-        self.progress.rows += len(labels)
-        self.progress.tokens += batch["num_tokens"]
-        return loss
+        loss, divisor = summed_label_loss(classify(self.model, batch), labels, self._weights, smoothing)
+        return loss, divisor.reshape(1)
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the gradient and set the learning rate."""
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        rescale_and_clip(gradients, torch.ones((), device=self.device), self.config.optimizer.clip_norm)
-        total = self.progress.planned_steps
-        assert total, "the length of the run is known from the start"
-        factor = learning_rate_factor(self.config.schedule, self.global_step, total)
-        set_learning_rate(optimizer, factor)
-        self.learning_rate = factor * self.config.optimizer.lr
+    def on_step_loss(self, loss_sum: Tensor, divisor: Tensor) -> None:
+        """Add to the loss of the epoch, unless the step is skipped; read once an epoch."""
+        used = ~self.skipped
+        self._unread.append((torch.where(used, loss_sum, 0.0), torch.where(used, divisor, 0.0)))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Build the optimizer."""
+    def _read_epoch_loss(self) -> None:
+        loss_sum, divisor = self.progress.epoch_loss
+        for one_loss, one_divisor in self._unread:
+            loss_sum, divisor = loss_sum + float(one_loss), divisor + float(one_divisor)
+        self.progress.epoch_loss, self._unread = (loss_sum, divisor), []
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add counters, with the loss of the epoch so far, and identity."""
+        self._read_epoch_loss()
+        super().on_save_checkpoint(checkpoint)
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """Build the optimizer, with layer-wise decay of the learning rate if configured."""
         settings, num_layers = self.config.optimizer, self.model.config.num_hidden_layers
         share = layer_decay(settings.layer_decay, num_layers)
         return build_optimizer(self.model, settings, matrix_blocks(self.model), share)
 
-    def take_epoch_loss(self) -> float:
-        """Return the mean loss of the examples trained on since this was last asked."""
-        mean = float(self._loss_sum) / max(self._num_examples, 1)
-        self._loss_sum, self._num_examples = 0.0, 0
-        return mean
+    def validation_step(self, batch: LabelledBatch, batch_idx: int) -> None:
+        """Collect the logits of one batch of validation examples."""
+        self.predictions.update(batch["rows"], classify(self.model, batch))
+
+    def compute_validation(self) -> dict[str, float]:
+        """Return the loss and the scores that the task asks for, the one that ranks epochs first."""
+        data: FinetuneDataModule = self.data()
+        self.logits = self.predictions.compute()
+        self.predictions.reset()
+        labels = data.parts.validation.label_tensor()
+        loss = mean_loss(torch.from_numpy(self.logits), labels).item()
+        return {"loss": loss, **scores_of(data.task, data.task.validation, self.logits)}
+
+    def rank_of(self, scores: dict[str, float]) -> float:
+        """Rank epochs by their first score, of which the highest is the best."""
+        return -next(value for name, value in scores.items() if name != "loss")
+
+    def on_validated(self, trainer: pl.Trainer) -> None:
+        """Record the epoch, and end the run if the score has not risen for long enough.
+
+        Raises:
+            Diverged: a loss is not finite.
+        """
+        self._read_epoch_loss()
+        progress, data = self.progress, self.data()
+        loss_sum, divisor = progress.epoch_loss
+        progress.epoch_loss = 0.0, 0.0
+        number, scores = -(-progress.step // data.steps_per_epoch), dict(progress.last or {})
+        losses = {"train/loss": loss_sum / divisor if divisor else math.nan, "val/loss": scores.pop("loss")}
+        if not all(map(math.isfinite, losses.values())):
+            rate = self.config.optimizer.lr
+            raise Diverged(f"the loss is not finite in epoch {number}: optimizer.lr={rate} is too high")
+        shown = losses | {f"val/{name}": value for name, value in scores.items()}
+        counters = {"epoch": number, "step": progress.step, "elapsed_s": progress.elapsed_s}
+        progress.epochs.append(counters | shown)
+        self.step_metrics["epoch"] = number
+        log.info("epoch %d: %s", number, ", ".join(f"{name} {value:.4f}" for name, value in shown.items()))
+        patience, best = self.config.trainer.early_stopping, self.best_epoch(data.steps_per_epoch)
+        if patience and number < self.config.trainer.max_epochs and number - best >= patience:
+            log.info("stopped after epoch %d: none since epoch %d is better", number, best)
+            trainer.should_stop = True
+
+    def best_epoch(self, steps_per_epoch: int) -> int:
+        """Return the number, from 1, of the epoch to keep."""
+        best = self.progress.best
+        return -(-(best[0][1] if best else self.progress.validated_at) // steps_per_epoch)
 
 
-def finetune(config: FinetuneConfig, selects: bool = False) -> int:
+class FinetuneDataModule(StepDataModule):
+    """Tokenized examples of a task for this rank, in batches of similar length.
+
+    Args:
+        config: the task and its batch size.
+        selects: whether the scores of this run choose among runs.
+    """
+
+    task: LabelledTask
+    parts: Parts
+
+    def __init__(self, config: FinetuneConfig, selects: bool = False):
+        super().__init__()
+        self.config: FinetuneConfig = config
+        self.selects = selects or config.trainer.keep == "best"
+        self._batches: tuple[int, list[Ints]] = (-1, [])
+        """The newest epoch that was asked for, and its batches."""
+
+    def setup(self, stage: str) -> None:
+        """Read and tokenize the task."""
+        if hasattr(self, "parts"):
+            return
+        config = self.config
+        wanted = json.dumps(
+            [config.task, config.glue_dir, config.selection, self.selects, to_plain(config.data)]
+        )
+        self.task = keep_last("task", wanted, lambda: choose_task(config, self.selects))
+        describe(self.task)
+        self.tokenizer = choose_tokenizer(config)
+        shape = (
+            scratch_shape(config, self.tokenizer)
+            if config.model == SCRATCH
+            else read_shape(str(config.model))
+        )
+        shape.check_fit(num_ids(self.tokenizer), seq_len=1)
+        longest = max_length(shape, config.data.max_length, "data.max_length")
+        encoded_by = json.dumps([wanted, tokenizer_digest(self.tokenizer), longest])
+        self.parts = keep_last("parts", encoded_by, lambda: encode_parts(self.task, self.tokenizer, longest))
+        mean = self.parts.train.lengths.mean()
+        log.info(
+            "the longest example has %d tokens, the mean of training is %.0f", self.parts.max_length, mean
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Training examples."""
+        return len(self.parts.train)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of one epoch."""
+        return -(-self.num_rows // self.config.trainer.global_batch_size)
+
+    def step_rows(self, step: int, rows: int) -> Ints:
+        """Return the examples of an optimizer step."""
+        epoch, number = divmod(step, self.steps_per_epoch)
+        if epoch != self._batches[0]:
+            self._batches = epoch, self._batches_of(epoch)
+        return self._batches[1][number]
+
+    def _batches_of(self, epoch: int) -> list[Ints]:
+        size = self.config.trainer.global_batch_size
+        return batches_by_length(self.parts.train.lengths, size, self.config.seed, epoch)
+
+    def num_tokens(self, rows: Ints) -> int:
+        """Return the tokens of some examples, padding excluded."""
+        return int(self.parts.train.lengths[rows].sum())
+
+    def train_dataloader(self) -> TrainingLoader:
+        """Return the training batches: without end in our own runs, else one epoch."""
+        managed = self.module().managed
+        return TrainingLoader(self._train_batches, None if managed else self.steps_per_epoch * self.passes)
+
+    def _train_batches(self) -> Iterator[LabelledBatch]:
+        """Yield this rank's batches from the run's current place on."""
+        module = self.module()
+        epoch, first = divmod(module.progress.step, self.steps_per_epoch)
+        for number in count(epoch) if module.managed else [epoch]:
+            for rows in self._batches_of(number)[first if number == epoch else 0 :]:
+                for share in self.shares(rows):
+                    yield self.parts.train[share]
+
+    def val_dataloader(self) -> TrainingLoader:
+        """Return this rank's share of the validation examples, each once."""
+        trainer, examples = self._trainer_of(), self.parts.validation
+        batches = batches_in_order(examples.lengths, 2 * self.micro_batch_size)
+        mine = batches[trainer.global_rank :: trainer.world_size]
+        return TrainingLoader(lambda: (examples[rows] for rows in mine), len(mine))
+
+
+def finetune(config: FinetuneConfig, *, selects: bool = False, title: str | None = None) -> int:
     """Fine-tune an encoder on one task with one seed, from the files to a saved model.
 
     Args:
         config: the run; several tasks or seeds are `suite.finetune_all`'s.
         selects: whether its scores will choose among runs.
+        title: name of the run as a part of a suite; None: a run by itself.
 
     Returns:
         The exit status: 0, or 128 + the signal that stopped the run.
@@ -146,42 +300,24 @@ def finetune(config: FinetuneConfig, selects: bool = False) -> int:
     Raises:
         InputError: something the user has to change; the run folder made for it is removed again.
     """
+    end_with_parent()
+    if launched() is None and config.trainer.devices == "auto":  # several pay off for large batches only
+        config = replace(config, trainer=replace(config.trainer, devices=1))
+    check_hardware(config.trainer)
+    status = start_processes(config.trainer, config.name)
+    if status is not None:
+        return status
+    join_processes(config.trainer)
     config = replace(config, logging=resolve_tracking(config.logging))
     log.info("fine-tuning %s", config.model)
     with run_folder(config) as folder:
-        return train(config, folder, prepare(config, selects))
-
-
-def prepare(config: FinetuneConfig, selects: bool = False) -> Prepared:
-    """Read and tokenize the task, and put a head for it on the encoder; see `finetune`."""
-    selects = selects or config.trainer.keep == "best"
-    wanted = json.dumps([config.task, config.glue_dir, config.selection, selects, to_plain(config.data)])
-    task: LabelledTask = keep_last("task", wanted, lambda: choose_task(config, selects))
-    describe(task)
-    tokenizer = choose_tokenizer(config)
-    model = build_model(config, task, tokenizer)
-    model.config.check_fit(num_ids(tokenizer), seq_len=1)
-    longest = max_length(model.config, config.data.max_length, "data.max_length")
-    encoded_by = json.dumps([wanted, tokenizer_digest(tokenizer), longest])
-    parts: Parts = keep_last("parts", encoded_by, lambda: encode_parts(task, tokenizer, longest))
-    prepared = Prepared(task, tokenizer, model, parts.train, parts.validation, parts.test, parts.scored)
-    mean = prepared.train.lengths.mean()
-    log.info("the longest example has %d tokens, the mean of training is %.0f", prepared.max_length, mean)
-    return prepared
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The tokenized examples of a task; see `LabelledTask`."""
-
-    train: EncodedExamples
-    validation: EncodedExamples
-    test: EncodedExamples | None
-    scored: dict[str, EncodedExamples]
+        data = FinetuneDataModule(config, selects)
+        data.setup("fit")
+        return train(config, folder, data, title)
 
 
 def encode_parts(task: LabelledTask, tokenizer: Tokenizer, longest: int | None) -> Parts:
-    """Tokenize all that a run needs of a task, and tell what is cut."""
+    """Tokenize all examples of a task, and report how many are truncated."""
 
     def encode(part: Examples, name: str) -> EncodedExamples:
         encoded = encode_examples(tokenizer, part, longest)
@@ -206,7 +342,7 @@ def forget() -> None:
 
 
 def keep_last(kind: str, wanted: str, make: Callable[[], Any]) -> Any:
-    """Return what the run before had, if it wanted the same: seeds and settings of a suite share a task."""
+    """Return the value of the run before if it wanted the same: seeds and settings of a suite share a task."""
     if kind not in _LAST or _LAST[kind][0] != wanted:
         _LAST.pop(kind, None)  # first, so that both are never in memory
         _LAST[kind] = wanted, make()
@@ -214,38 +350,35 @@ def keep_last(kind: str, wanted: str, make: Callable[[], Any]) -> Any:
 
 
 def describe(task: LabelledTask) -> None:
-    """Log what the task is."""
+    """Log sizes and classes of the task."""
     sizes = f"{len(task.train):,} training and {len(task.validation):,} validation examples"
     log.info("task %s: %s (%s)", task.name, sizes, task.validation_is)
     if task.label_type != "regression":
         assert task.train.labels is not None, "training examples have labels"
         counts = label_counts(task.labels, task.train.labels)
-        shown = shorten([f"{label} {count:,}" for label, count in counts.items()])
-        log.info("%d classes: %s", len(counts), shown)
+        log.info(
+            "%d classes: %s", len(counts), shorten([f"{label} {count:,}" for label, count in counts.items()])
+        )
         empty = [label for label, count in counts.items() if not count]
         if empty:
             log.warning("classes without a training example, which cannot be learnt: %s", shorten(empty))
 
 
-def shorten(names: Sequence[str]) -> str:
-    """Return the first of the names, as many as are shown."""
-    return ", ".join(names[:MAX_SHOWN_CLASSES]) + (", ..." if len(names) > MAX_SHOWN_CLASSES else "")
-
-
 def choose_tokenizer(config: FinetuneConfig) -> Tokenizer:
-    """Load the tokenizer of the model, or the one that random weights are to have."""
+    """Load the tokenizer of the model, or the one configured for random weights."""
     source = config.tokenizer if config.model == SCRATCH else config.model
     assert source, "the command line has chosen one"
     return load_tokenizer(model_folder(source))
 
 
-def build_model(config: FinetuneConfig, task: LabelledTask, tokenizer: Tokenizer) -> SequenceClassifier:
-    """Load the encoder and put a head for the task on it; the seed decides what is new in it."""
+def build_model(config: FinetuneConfig, data: FinetuneDataModule) -> SequenceClassifier:
+    """Load the encoder and put a head for the task on it; the seed decides its new weights."""
+    task = data.task
     torch.manual_seed(config.seed)
     has_pairs = task.train.pairs is not None
     head = ClassifierConfig(task.labels, task.label_type, config.head.dropout, has_pairs)
     if config.model == SCRATCH:
-        shape = scratch_shape(config, tokenizer)
+        shape = scratch_shape(config, data.tokenizer)
         model = SequenceClassifier(replace(shape, pooling=config.head.pooling or shape.pooling), head)
     else:
         model = load_classifier(str(config.model), head, config.head.pooling)
@@ -253,6 +386,9 @@ def build_model(config: FinetuneConfig, task: LabelledTask, tokenizer: Tokenizer
     if width >= WIDE and rate > HIGH_RATE:
         log.warning("optimizer.lr=%g is high for an encoder of width %d; 2e-5 to 8e-5 are usual", rate, width)
     freeze(model, config.trainer.freeze)
+    model.encoder.gradient_checkpointing = config.trainer.gradient_checkpointing
+    if config.trainer.compile:
+        model.compile(dynamic=True)
     return model.train()
 
 
@@ -265,51 +401,94 @@ def scratch_shape(config: FinetuneConfig, tokenizer: Tokenizer) -> ModelConfig:
     return shape.resolve(num_ids(tokenizer), config.data.max_length or SCRATCH_LENGTH)
 
 
-def train(config: FinetuneConfig, folder: Path, prepared: Prepared) -> int:
-    """Train all epochs or until a signal arrives, then save; see `finetune`."""
-    settings, model = config.trainer, prepared.model
-    sampler = EpochSampler(prepared.train.lengths, settings.batch_size, config.seed, settings.max_epochs)
-    steps = len(sampler)
-    warmup = warmup_steps(config.schedule, steps)
-    if warmup > steps:
-        raise InputError(f"schedule.warmup_steps={warmup} is longer than the run, which has {steps} steps")
-    progress = Progress(planned_steps=steps)
-    validation = EpochValidation(
-        prepared.task, prepared.validation, config, progress, sampler.steps_per_epoch
+def identity_of(
+    config: FinetuneConfig, data: FinetuneDataModule, model: SequenceClassifier
+) -> dict[str, Any]:
+    """Return what two runs must have in common for one to resume the other's checkpoint, in plain values."""
+    task, train = data.task, data.parts.train
+    return {
+        "task": task.name,
+        "labels": list(task.labels),
+        "tokenizer": tokenizer_digest(data.tokenizer),
+        "examples": train.digest(),
+        "seed": config.seed,
+        "trainer.batch_size": config.trainer.global_batch_size,
+        "optimizer.name": config.optimizer.name,
+        **{f"model.{name}": value for name, value in to_plain(model.config).items()},
+    }
+
+
+def train(config: FinetuneConfig, folder: Path, data: FinetuneDataModule, title: str | None = None) -> int:
+    """Train all epochs, until a bound is reached or a signal arrives, then save; see `finetune`."""
+    settings, per_epoch = config.trainer, data.steps_per_epoch
+    epoch_steps = settings.max_epochs * per_epoch
+    module = FinetuneModule(config)
+    module.attach(build_model(config, data))
+    module.identity = identity_of(config, data, module.model)
+    checkpoint = restore(config, folder, module)
+    reason = reached_before(config, module, checkpoint, epoch_steps)
+    if checkpoint and reason:
+        if (folder / "summary.json").exists():
+            log.info("nothing to do: step %d was reached, and with it %s", checkpoint.step, reason)
+            return 0
+        module.load_state_dict(checkpoint.content["state_dict"])
+        finish_run(config, folder, module, data, End(checkpoint.step, reason), title)
+        return 0
+    task, examples = data.task, data.task.validation
+    names = scores_of(task, examples, np.zeros((len(examples), len(task.labels))))
+    recipe = Recipe(
+        tokens_per_step=float(data.parts.train.lengths.mean()) * settings.global_batch_size,
+        val_every=per_epoch,
+        save_every=settings.save_every or per_epoch,
+        validation_columns=[f"val/{name}" for name in names],
+        extra_columns=["epoch"],
+        epoch_steps=epoch_steps,
+        keep_best=max(settings.keep_best, int(settings.keep == "best")),
+        scores_start=False,
     )
-    stop = GracefulStop()
-    callbacks: list[pl.Callback] = [
-        Stopwatch(progress),
-        validation,
-        EpochTable(folder / "metrics.csv", validation.history),
-        stop,
-        BusyCores(),
-        ProgressBar(progress),
-    ]
-    tracker = build_tracker(config, config.logging, folder, group=pretraining_run(str(config.model)))
-    trainer = build_trainer(settings.on_one_device(steps), folder, callbacks, tracker)
-    labels = prepared.task.train.labels
-    assert labels is not None, "training examples have labels"
-    weights = class_weights(config.head.class_weights, prepared.task.labels, labels)
-    module = FinetuneModule(model, config, progress, weights)
-    trainer.fit(module, DataLoader(prepared.train, sampler=sampler, batch_size=None))
-    try:
-        if stop.signal is not None and trainer.global_step < steps:
-            text = "stopped by signal %d after step %d of %d; nothing of this run is kept"
-            log.warning(text, stop.signal, trainer.global_step, steps)
-            return 128 + stop.signal
-        assert validation.kept, "a run ends with a validation"
-        with stop.noting():  # all is trained: nothing of it is given away now
-            if validation.kept.weights:
-                model.load_state_dict(validation.kept.weights)
-            model.to(trainer.strategy.root_device).eval()  # Lightning has put it back on the CPU
-            with trainer.precision_plugin.forward_context():
-                logits = {
-                    suffix: predict_logits(model, part, 2 * settings.batch_size)
-                    for suffix, part in prepared.scored.items()
-                }
-            outcome = Outcome(config, folder, prepared, validation.kept, logits, validation.history, progress)
-            finish(outcome, trainer.loggers)
-    finally:
-        end_tracking(trainer)
-    return 128 + stop.signal if stop.signal is not None else 0
+    group = pretraining_run(str(config.model))
+    tracker = partial(build_tracker, config, config.logging, folder, group=group, title=title)
+    end = train_until_end(config, folder, module, data, recipe, tracker)
+    assert end.trainer is not None, "it has trained"
+    if end.signal is None:
+        module.model = whole_model(module.model)
+        if is_first_process():
+            with end.stop.noting(), report_save_failure(config, folder, end.failure):
+                finish_run(config, folder, module, data, end, title)
+    end_tracking(end.trainer)
+    return 128 + end.stop.signal if end.stop.signal else 0
+
+
+def finish_run(
+    config: FinetuneConfig,
+    folder: Path,
+    module: FinetuneModule,
+    data: FinetuneDataModule,
+    end: End,
+    title: str | None,
+) -> None:
+    """Take the weights to keep, score what is scored once, and save; on the first process alone."""
+    progress, parts, model = module.progress, data.parts, module.model
+    kept = progress.best[0][1] if config.trainer.keep == "best" and progress.best else progress.step
+    logits = module.logits
+    if kept != progress.step:
+        content = open_checkpoint(checkpoint_path(folder / "checkpoints", kept)).content
+        module.load_state_dict(content["state_dict"])
+        logits = None
+    trainer = end.trainer
+    model.eval()
+    if trainer is not None:
+        model.to(trainer.strategy.root_device)  # Lightning has put it back on the CPU
+    with trainer.precision_plugin.forward_context() if trainer else nullcontext():
+        predict = partial(predict_logits, model, batch_size=2 * config.trainer.global_batch_size)
+        if logits is None or progress.validated_at != progress.step:
+            logits = predict(examples=parts.validation)
+        scored = {suffix: predict(examples=part) for suffix, part in parts.scored.items()}
+        test = predict(examples=parts.test) if parts.test else None
+    outcome = Outcome(
+        config, folder, data.task, data.tokenizer, model, parts, logits, scored, test, progress, kept,
+        -(-kept // data.steps_per_epoch),
+    )  # fmt: skip
+    finish(outcome, trainer.loggers if trainer else [], title)
+    if title is not None:  # a part of a suite: of many runs, checkpoints would fill the disk
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)

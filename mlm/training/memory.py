@@ -16,7 +16,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from mlm.training.callbacks import StepCallback
+from mlm.training.engine import StepCallback
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD, MMAP_MAX = -1, -2, -3, -4
 """Numbers of mallopt's parameters: free bytes that are kept at the end, bytes by which the memory grows, size

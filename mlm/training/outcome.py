@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from lightning.pytorch.loggers import Logger
 from tokenizers import Tokenizer
 
@@ -19,17 +20,17 @@ from mlm.config.model import LabelType
 from mlm.data.examples import EncodedExamples
 from mlm.data.labelled import Examples, LabelledTask
 from mlm.evaluation.metrics import class_table, confusion_matrix, counts_of_classes, predicted, task_metrics
-from mlm.evaluation.predict import arguments, predict_logits, write_predictions
+from mlm.evaluation.predict import arguments, write_predictions
+from mlm.files import write_json
 from mlm.hub.card import model_card
 from mlm.hub.families import architecture_of
 from mlm.hub.pretrained import save_pretrained
 from mlm.hub.tokenizer_config import longest_row
 from mlm.model.heads import SequenceClassifier
-from mlm.training.callbacks import Progress
-from mlm.training.epochs import Epoch, scores_of
+from mlm.model.loss import mean_loss
+from mlm.training.engine import Progress
 from mlm.training.plots import plot_confusion, plot_epochs
-from mlm.training.reporting import run_title, track_picture, track_table
-from mlm.training.summary import write_summary
+from mlm.training.tracking import track_picture, track_table
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,17 +49,13 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What a run starts from."""
+class Parts:
+    """The tokenized examples of a task; see `LabelledTask`."""
 
-    task: LabelledTask
-    tokenizer: Tokenizer
-    model: SequenceClassifier
     train: EncodedExamples
     validation: EncodedExamples
     test: EncodedExamples | None
     scored: dict[str, EncodedExamples]
-    """Sets to score once, at the end, as in the task."""
 
     @property
     def max_length(self) -> int:
@@ -67,56 +64,80 @@ class Prepared:
 
     @property
     def truncated_fraction(self) -> float:
-        """Share of the examples that are cut."""
+        """Share of the examples that are truncated."""
         number = self.train.num_truncated + self.validation.num_truncated
         return number / (len(self.train) + len(self.validation))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What training came to."""
+    """The result of training."""
 
     config: FinetuneConfig
     folder: Path
-    prepared: Prepared
-    kept: Epoch
-    logits: dict[str, Floats]
-    """(N, C) of the kept model for each of the sets to score at the end."""
-    history: list[dict[str, Any]]
-    """A row for every epoch."""
+    task: LabelledTask
+    tokenizer: Tokenizer
+    model: SequenceClassifier
+    """With the weights to keep, in evaluation mode."""
+    parts: Parts
+    logits: Floats
+    """(N, C) of the validation examples."""
+    scored: dict[str, Floats]
+    """(N, C) of each of the sets to score once."""
+    test: Floats | None
+    """(N, C) of the test examples."""
     progress: Progress
+    step: int
+    """After which the weights were kept."""
+    epoch: int
+    """The same as a number of epochs."""
 
     @property
     def reported(self) -> tuple[Examples, Floats]:
-        """The examples whose scores are reported, and their logits: dev where it was kept out of sight."""
-        task = self.prepared.task
+        """The examples whose scores are reported, and their logits: dev if it was kept out of the selection."""
+        task = self.task
         if "" in task.scored:
-            return task.scored[""], self.logits[""]
-        return task.validation, self.kept.logits
+            return task.scored[""], self.scored[""]
+        return task.validation, self.logits
 
     def metrics(self) -> dict[str, float]:
         """Return the scores that are reported."""
-        task = self.prepared.task
-        scores = scores_of(task, *self.reported)
-        for suffix, part in task.scored.items():
-            scores |= scores_of(task, part, self.logits[suffix], suffix)
+        scores = scores_of(self.task, *self.reported)
+        for suffix, part in self.task.scored.items():
+            scores |= scores_of(self.task, part, self.scored[suffix], suffix)
         return scores
 
     def confusion(self) -> npt.NDArray[np.int64]:
         """Return how often each class (row) of the reported examples was predicted as each (column)."""
         examples, logits = self.reported
         assert examples.labels is not None, "validation examples have labels"
-        return confusion_matrix(examples.labels, logits.argmax(1), len(self.prepared.task.labels))
+        return confusion_matrix(examples.labels, logits.argmax(1), len(self.task.labels))
 
     def selection(self) -> str:
-        """Return in words what chose the epoch."""
-        if not self.kept.weights:
+        """Return how the epoch was chosen, in words."""
+        settings, task = self.config.trainer, self.task
+        if settings.keep == "last":
             return "last epoch"
-        task = self.prepared.task
         where = "them" if "" not in task.scored else task.validation_is
-        best = f"best epoch by {next(iter(self.kept.metrics))} on {where}"
-        number, most = len(self.history), self.config.trainer.max_epochs
+        best = f"best epoch by {next(iter(scores_of(task, task.validation, self.logits)))} on {where}"
+        number, most = len(self.progress.epochs), settings.max_epochs
         return best if number == most else f"{best}, stopped early after {number} of {most} epochs"
+
+
+def scores_of(
+    task: LabelledTask, examples: Examples, logits: npt.NDArray[np.float64], suffix: str = ""
+) -> dict[str, float]:
+    """Return the scores that the task asks for, the one that ranks epochs first.
+
+    Args:
+        task: names them.
+        examples: (N) with labels.
+        logits: (N, C).
+        suffix: added to the names.
+    """
+    assert examples.labels is not None, "scored examples have labels"
+    scores = task_metrics(task.label_type, examples.labels, logits)
+    return {f"{name}{suffix}": scores[name] for name in task.metrics or scores}
 
 
 def failure(losses: Sequence[float], labels: npt.NDArray[Any], logits: Floats) -> str | None:
@@ -145,13 +166,13 @@ def predicts_one_class(labels: npt.NDArray[Any], logits: Floats) -> str | None:
     return SAME_ANSWER[kind]
 
 
-def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
-    """Save model, pictures, test predictions and summary, and print the summary."""
-    config, folder, prepared = outcome.config, outcome.folder, outcome.prepared
-    task, model, progress = prepared.task, prepared.model, outcome.progress
+def finish(outcome: Outcome, loggers: Sequence[Logger], title: str | None = None) -> None:
+    """Save model, pictures, test predictions and summary, and print the summary; see `finetune` for `title`."""
+    config, folder, parts = outcome.config, outcome.folder, outcome.parts
+    task, model, progress = outcome.task, outcome.model, outcome.progress
     examples, logits = outcome.reported
     assert examples.labels is not None, "what is reported has labels"
-    losses = [row["train/loss"] for row in outcome.history]
+    losses = [row["train/loss"] for row in progress.epochs]
     is_split = "" in task.scored
     summary: dict[str, Any] = {
         "task": task.name,
@@ -160,29 +181,29 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
         "num_train_examples": len(task.train),
         "num_validation_examples": len(examples),
         "elapsed_s": progress.elapsed_s,
-        "train_examples_per_second": progress.rows / (progress.elapsed_s - progress.validation_s),
+        "train_examples_per_second": progress.rows / (progress.elapsed_s - progress.validations_s),
         "model_dir": str(folder / "model"),
         "validation_examples": task.scored_is or task.validation_is,
         "selection": outcome.selection(),
         "failed": failure(losses, examples.labels, logits),
-        "epoch": outcome.kept.number,
-        "num_epochs": len(outcome.history),
-        "val_loss": outcome.kept.loss,
+        "epoch": outcome.epoch,
+        "num_epochs": len(progress.epochs),
+        "val_loss": mean_loss(torch.from_numpy(outcome.logits), parts.validation.label_tensor()).item(),
         "label_type": task.label_type,
-        "max_length": prepared.max_length,
-        "truncated_fraction": prepared.truncated_fraction,
+        "max_length": parts.max_length,
+        "truncated_fraction": parts.truncated_fraction,
         "init": config.model,
         "num_encoder_parameters": sum(weight.numel() for weight in model.encoder.parameters()),
         "has_pairs": task.train.pairs is not None,
     }
     if is_split:
-        summary["selection_metrics"] = outcome.kept.metrics
+        summary["selection_metrics"] = scores_of(task, task.validation, outcome.logits)
     if task.label_type != "regression":
         summary |= counts_of_classes(task.labels, examples.labels, logits)
     if task.label_type == "classification" and len(task.labels) <= MAX_SHOWN_CLASSES:
         summary["confusion"] = outcome.confusion().tolist()
-    if prepared.test:
-        summary |= predict_test(config, folder, task, prepared.test, model)
+    if outcome.test is not None:
+        summary |= report_test(outcome, outcome.test)
     summary |= settings_of(config)
     facts = {name: summary[name] for name in ("task", "seed", "num_train_examples", "epoch", "val_loss")}
     facts |= settings_of(config)
@@ -190,21 +211,20 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
     card = model_card(
         str(folder / "model"), model.config, facts | summary["metrics"], architecture, task.labels
     )
-    start, checked = tokenizer_folder(config), np.arange(min(len(prepared.validation), CHECKED_EXAMPLES))
+    start, checked = tokenizer_folder(config), np.arange(min(len(parts.validation), CHECKED_EXAMPLES))
     save_pretrained(
         folder / "model",
         model,
-        prepared.tokenizer,
-        model_max_length=config.data.max_length or longest_row(start, model.config) or prepared.max_length,
+        outcome.tokenizer,
+        model_max_length=config.data.max_length or longest_row(start, model.config) or parts.max_length,
         card=card,
-        rows=arguments(model, prepared.validation[checked]),
+        rows=arguments(model, parts.validation[checked]),
         start=start,
     )
     draw(outcome, summary, loggers)
-    write_summary(folder / "summary.json", summary)
+    write_json(folder / "summary.json", summary)
     warn_of_one_answer(summary)
-    title = run_title(folder)
-    if title == folder.name:
+    if title is None:
         print(closing_message(config, folder, summary))
     else:  # a part of a suite, which will show all in one table
         shown = ", ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items())
@@ -233,7 +253,7 @@ def tokenizer_folder(config: FinetuneConfig) -> str:
 def draw(outcome: Outcome, summary: dict[str, Any], loggers: Sequence[Logger]) -> None:
     """Draw the epochs and the confusion matrix into the run folder, and give the matrix to the tracker."""
     plots = outcome.folder / "plots"
-    plot_epochs(outcome.history, plots / "epochs.png")
+    plot_epochs(outcome.progress.epochs, plots / "epochs.png")
     labels = summary.get("labels", [])
     if "confusion" in summary:
         plot_confusion(np.array(summary["confusion"]), labels, plots / "confusion.png")
@@ -242,14 +262,12 @@ def draw(outcome: Outcome, summary: dict[str, Any], loggers: Sequence[Logger]) -
         track_picture(loggers, "plots/confusion", plots / "confusion.png")
 
 
-def predict_test(
-    config: FinetuneConfig, folder: Path, task: LabelledTask, test: EncodedExamples, model: SequenceClassifier
-) -> dict[str, Any]:
-    """Write what the model says of the test examples; return the facts about it."""
-    logits = predict_logits(model.eval(), test, 2 * config.trainer.batch_size)
-    path = folder / "test_predictions.csv"
-    ids, separator = map(str, range(1, len(test) + 1)), config.data.label_separator
-    write_predictions(path, ids, logits, model.classifier_config, separator)
+def report_test(outcome: Outcome, logits: Floats) -> dict[str, Any]:
+    """Write the predictions of the test examples; return facts about them."""
+    test, task, path = outcome.parts.test, outcome.task, outcome.folder / "test_predictions.csv"
+    assert test is not None, "they were predicted"
+    ids, separator = map(str, range(1, len(test) + 1)), outcome.config.data.label_separator
+    write_predictions(path, ids, logits, outcome.model.classifier_config, separator)
     facts: dict[str, Any] = {"test_predictions": str(path), "num_test_examples": len(test)}
     if test.labels is not None:
         facts["test_metrics"] = task_metrics(task.label_type, test.labels, logits)

@@ -1,20 +1,24 @@
-"""The processes of a run: how they find each other, and how they end together.
+"""The processes of a run: how they start, find each other, agree, and end together.
 
-- under torchrun or srun the launcher starts and ends them, and says how many there are
-- otherwise the first process starts the others of its machine, each with the same command line
+- under torchrun or srun the launcher starts and ends them, and sets their number
+- otherwise this program starts itself once per device, with the variables that torchrun sets, and supervises
+  these processes. torchrun itself would do, but it ends its workers 30 s after a signal, whether or not their
+  checkpoint is written, and turns every exit status into 1 and a page of text
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import signal
+import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,19 +29,118 @@ from lightning.fabric.plugins.environments import (
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import Tensor
 
+from mlm.config.experiment import RUN_NAME
 from mlm.config.launch import launched
+from mlm.config.training import TrainerConfig
+from mlm.training.hardware import resolve_accelerator, resolve_devices
 
-LOOK_EVERY_S = 0.3
-"""Seconds between two looks at another process."""
+POLL_S = 0.2
+"""Seconds between two looks at other processes."""
+GRACE_S = 1.0
+"""Seconds that the other processes get to end by themselves after one has failed."""
+OWN_LAUNCH = "mlm"
+"""TORCHELASTIC_RUN_ID of the processes that this program starts."""
 
 log = logging.getLogger(__name__)
 
 
+def start_processes(config: TrainerConfig, name: str | None) -> int | None:
+    """Run this command once on each device and wait, if the run needs several processes of its own.
+
+    Args:
+        config: the number of devices and nodes.
+        name: the name of the run, handed to all processes.
+
+    Returns:
+        The exit status of the run; None if this process itself is to train.
+    """
+    devices, num_nodes = resolve_devices(config, resolve_accelerator(config))
+    if launched() is not None or devices * num_nodes == 1:
+        return None
+    first = int(os.environ.get("NODE_RANK", "0")) * devices
+    shared = {
+        "TORCHELASTIC_RUN_ID": OWN_LAUNCH,
+        "WORLD_SIZE": str(devices * num_nodes),
+        "LOCAL_WORLD_SIZE": str(devices),
+        "MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        "MASTER_PORT": os.environ.get("MASTER_PORT") or str(_free_port()),
+    } | ({RUN_NAME: name} if name else {})
+    ranks = [{"RANK": str(first + local), "LOCAL_RANK": str(local)} for local in range(devices)]
+    # A process group each: Ctrl-C in a terminal reaches this process alone, which passes it on once.
+    children = [
+        subprocess.Popen(_own_command(), env=os.environ | shared | rank, process_group=0) for rank in ranks
+    ]
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for child in children:
+            child.send_signal(number)
+
+    passed_on = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = {number: signal.signal(number, pass_on) for number in passed_on}
+    try:
+        return _wait(children)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for child in children:
+            child.kill()
+
+
+def _own_command() -> list[str]:
+    spec = sys.modules["__main__"].__spec__
+    if spec is None:
+        return [sys.executable, *sys.argv]
+    return [sys.executable, "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Return the exit status of the run; a process that fails ends the others, which may wait for it."""
+    while any(child.poll() is None for child in children):
+        failed = [child.returncode for child in children if child.returncode and child.returncode <= 128]
+        if failed:
+            time.sleep(GRACE_S)
+            return _failure(failed[0])
+        time.sleep(POLL_S)
+    statuses = [child.returncode for child in children]
+    return _failure(min(statuses)) if min(statuses) < 0 else max(statuses)
+
+
+def _failure(status: int) -> int:
+    if status < 0:
+        log.error("a process of this run was ended by signal %d; continue with --resume", -status)
+    return status if status > 0 else 1
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it is gone, if that was `start_processes`."""
+    if os.environ.get("TORCHELASTIC_RUN_ID") != OWN_LAUNCH:
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+
+
+def processes_sharing_cores() -> int:
+    """Return how many processes share the cores of this machine; a launcher divides them itself."""
+    own = os.environ.get("TORCHELASTIC_RUN_ID") == OWN_LAUNCH
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if own else 1
+
+
 def cluster_environment() -> ClusterEnvironment:
-    """Return how the processes find each other; what a signal means is decided by `GracefulStop` alone."""
+    """Return how Lightning finds the processes; `GracefulStop` alone handles signals."""
     launch = launched()
     if launch is None:
         return LightningEnvironment()
@@ -49,100 +152,60 @@ def cluster_environment() -> ClusterEnvironment:
     return SLURMEnvironment(auto_requeue=False)
 
 
-def join_after_restart(backend: str) -> None:
-    """Let processes that torchrun started anew find each other, and not those that ended.
+def join_processes(config: TrainerConfig) -> None:
+    """Connect the processes of a run, before anything that they must agree on; a no-op for one process.
 
-    torchrun keeps its table of addresses over restarts, and the new processes would call at the old ones.
-    The agents of several nodes each count restarts by themselves, so that there the number is no common name:
-    they keep no table if TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set.
-
-    Args:
-        backend: gloo or nccl.
+    torchrun keeps its table of addresses over restarts, in which restarted processes would find those that
+    ended: a prefix keeps them apart. The agents of several nodes count restarts separately; they keep no
+    table if TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set.
     """
-    launch, restarts = launched(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if launch is None or launch.launcher != "torchrun" or launch.num_nodes > 1 or restarts == "0":
+    launch = launched()
+    if launch is None or launch.world_size == 1 or torch.distributed.is_initialized():
         return
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = torch.distributed.TCPStore(host, port, launch.world_size, is_master=False)
+    environment, on_gpu = cluster_environment(), resolve_accelerator(config) == "gpu"
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = (
+        environment.main_address,
+        str(environment.main_port),
+    )
+    if on_gpu:
+        torch.cuda.set_device(environment.local_rank())
+    store, restarts = None, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if restarts != "0" and launch.num_nodes == 1:
+        address = environment.main_address, environment.main_port
+        shared = torch.distributed.TCPStore(*address, launch.world_size, is_master=False)
+        store = torch.distributed.PrefixStore(f"restart-{restarts}", shared)
     torch.distributed.init_process_group(
-        backend,
-        store=torch.distributed.PrefixStore(f"restart-{restarts}", store),
-        rank=int(os.environ["RANK"]),
+        "nccl" if on_gpu else "gloo",
+        store=store,
+        rank=environment.global_rank(),
         world_size=launch.world_size,
     )
+    atexit.register(_leave)
 
 
-class Launcher(_SubprocessScriptLauncher):
-    """Starts the other processes of this machine; the first that fails ends all, with its exit status.
-
-    Lightning's own would kill this process (exit status 137) even where the others ended as they should.
-    """
-
-    _is_over = False
-
-    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        """Start the processes, then call `function` in this one."""
-        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
-        self._call_children_scripts()
-        threading.Thread(target=self._watch, name="watch-processes", daemon=True).start()
-        try:
-            result = function(*args, **kwargs)
-        except BaseException as error:
-            failed = self._failed(within_s=1.0) if isinstance(error, Exception) else None
-            self._is_over = True
-            self.kill(signal.SIGKILL)  # they may wait for this one without end
-            if failed is None:
-                raise
-            raise SystemExit(_tell(failed)) from error
-        self._is_over = True
-        atexit.register(self.kill, signal.SIGKILL)  # until then there may be weights to be put together
-        return result
-
-    def _failed(self, within_s: float) -> subprocess.Popen[bytes] | None:
-        """Return a process that failed by itself; above 128 are those that were asked to stop and did."""
-        deadline = time.monotonic() + within_s
-        while True:
-            for other in self.procs:
-                if other.poll() and other.returncode <= 128:
-                    return other
-            if self._is_over or time.monotonic() > deadline:
-                return None
-            time.sleep(LOOK_EVERY_S)
-
-    def _watch(self) -> None:
-        failed = self._failed(within_s=math.inf)
-        time.sleep(1.0)  # this process may notice by itself, and end in good order
-        if failed is not None and not self._is_over:
-            self.kill(signal.SIGKILL)
-            os._exit(_tell(failed))
+def _leave() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
-def _tell(failed: subprocess.Popen[bytes]) -> int:
-    """Tell of a process that was ended; return the exit status of the run."""
-    if failed.returncode < 0:
-        log.error("a process of this run was ended by signal %d; go on with --resume", -failed.returncode)
-    return failed.returncode if failed.returncode > 0 else 1
+def several_processes() -> bool:
+    """Return whether this run has other processes to agree with."""
+    return torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+
+
+def agree(value: Any) -> Any:
+    """Return the `value` of the first process, in all of them."""
+    values = [value]
+    if several_processes():
+        torch.distributed.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 def reduce_over_ranks(numbers: Tensor, how: torch.distributed.ReduceOp.RedOpType) -> Tensor:
-    """Sum `numbers`, or take the largest, over all processes, in place; a GPU does so when it gets there.
+    """Reduce `numbers` over all processes, in place and without waiting for a GPU.
 
-    Lightning's own function lets every process wait for all others and for its GPU before.
+    Lightning's own function puts a barrier and a synchronisation of the GPU before it.
     """
-    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+    if several_processes():
         torch.distributed.all_reduce(numbers, how)
     return numbers
-
-
-def end_with_parent() -> None:
-    """Let a process that `Launcher` started end with the one that started it, whatever it waits for."""
-    if os.environ.get("LOCAL_RANK", "0") == "0" or launched() is not None:
-        return
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(LOOK_EVERY_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="watch-parent", daemon=True).start()

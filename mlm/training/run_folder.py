@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from filelock import FileLock, Timeout
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from mlm.config.errors import InputError, in_words
-from mlm.config.experiment import RUN_NAME, RunConfig
+from mlm.config.experiment import PretrainConfig, RunConfig
 from mlm.config.launch import command_for, is_first_process
 from mlm.config.parse import flatten, save_config
 
@@ -70,7 +69,6 @@ def _make(runs_dir: Path, config: RunConfig) -> Path:
     for number in count(2):
         with suppress(FileExistsError):
             (runs_dir / str(config.name)).mkdir()
-            os.environ[RUN_NAME] = str(config.name)
             return runs_dir / str(config.name)
         if not chosen_by_us:
             break
@@ -81,7 +79,8 @@ def _make(runs_dir: Path, config: RunConfig) -> Path:
 def resume_command(config: RunConfig) -> str:
     """Return what to type to go on with a run."""
     place = "" if config.runs_dir == RunConfig.runs_dir else f" --runs_dir {config.runs_dir}"
-    return f"{command_for('train.py')} --resume --name {config.name}{place}"
+    script = "train.py" if isinstance(config, PretrainConfig) else "finetune.py"
+    return f"{command_for(script)} --resume --name {config.name}{place}"
 
 
 @contextmanager

@@ -51,8 +51,8 @@ def whole_model(model: MaskedLM) -> MaskedLM:
 
 
 @torch.no_grad()
-def keep_company(model: MaskedLM, passes: int, strategy: Strategy) -> None:
-    """Run the model on a padding token as often as another process had more passes: each needs them all."""
+def run_dummy_passes(model: MaskedLM, passes: int, strategy: Strategy) -> None:
+    """Run the model on a padding token for each pass that another process has more: each pass needs them all."""
     device = strategy.root_device
     most = int(strategy.reduce(torch.tensor(float(passes), device=device), reduce_op="max"))
     for _ in range(most - passes):

@@ -1,4 +1,4 @@
-"""How a run ends on a signal: after the current step, with nothing half done."""
+"""How a run ends on a signal: after the current step, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,82 +7,93 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from mlm.training.callbacks import StepCallback
+from mlm.training.engine import StepCallback, StepModule
 from mlm.training.processes import reduce_over_ranks
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class GracefulStop(StepCallback):
-    """On SIGTERM, SIGINT or SIGUSR1, ends the run after the current step; the saver then keeps it.
+    """On SIGTERM, SIGINT or SIGUSR1, ends the run after the current step; the saver then writes it.
 
-    Replaces Lightning's own handlers, which would save nothing. What was there before comes back in the end.
+    Lightning installs a handler of its own just before training, which would save nothing and end ranks at
+    different steps. The signals are blocked from then until ours are back. A second Ctrl-C exits at once.
     """
 
     signal: int | None = None
-    """What the run ends on: with several ranks what all have agreed on, not what one of them has seen."""
+    """The signal the run ends on; with several ranks the one that all agreed on."""
 
     def __init__(self) -> None:
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
-        self._noted: int | None = None
+        self._received: int | None = None
         self._alone = True
         self._asked: tuple[Tensor, torch.cuda.Event] | None = None
 
-    def setup(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
-        """Install the handlers, and switch Lightning's off.
+    def setup(self, trainer: pl.Trainer, module: StepModule, stage: str) -> None:
+        """Install the handlers, and switch Lightning's question to all ranks off.
 
-        With them the ranks would agree on SIGTERM once more, and wait at every batch for the GPU's answer.
+        Lightning asks in each batch whether a rank received SIGTERM and waits for the answer of the GPU.
         """
         self._alone = trainer.world_size == 1
-        trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         self._install()
+
+    def on_fit_start(self, trainer: pl.Trainer, module: StepModule) -> None:
+        """Block the signals while Lightning installs its handler."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+    def on_train_start(self, trainer: pl.Trainer, module: StepModule) -> None:
+        """Replace Lightning's handler by ours."""
+        super().on_train_start(trainer, module)
+        self._install()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def _install(self) -> None:
         for number in SIGNALS:
             signal.signal(number, self._note)
 
-    def _give_back(self) -> None:
+    def _restore(self) -> None:
         for number, handler in self._before.items():
-            if handler is not None:  # None: not one of Python's, which nothing can put back
+            if handler is not None:  # None: not installed from Python, so it cannot be restored
                 signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Only note signals while something is brought to its end."""
+        """Only record signals while the model is saved."""
+        self._alone = True
         self._install()
         try:
             yield
         finally:
-            self._give_back()
+            self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._noted is not None and number == signal.SIGINT:  # asked twice: the user does not want to wait
+        if self._received is not None and number == signal.SIGINT:
             os._exit(128 + number)
-        self._noted = self._noted or number  # a scheduler and a launcher may both pass on the same stop
+        self._received = self._received or number  # a scheduler and a launcher may both pass on one stop
         if self._alone:
-            self.signal = self._noted
+            self.signal = self._received
 
-    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
-        """Stop all ranks together as soon as one was signalled."""
-        number = self._noted or 0
+    def on_step_end(self, trainer: pl.Trainer, module: StepModule) -> None:
+        """Stop all ranks together as soon as one received a signal."""
+        number = self._received or 0
         if not self._alone:
-            told = torch.full((), float(number), device=module.device)
-            number = self._largest(told, is_last=trainer.should_stop)
+            received = torch.full((), float(number), device=module.device)
+            number = self._largest(received, is_last=trainer.should_stop)
         if number:
             self.signal = number
             trainer.should_stop = True
 
     def _largest(self, number: Tensor, is_last: bool) -> int:
-        """Return the largest number of all ranks: on a GPU that of the step before, which it has already.
+        """Return the largest number of all ranks; on a GPU that of the step before, which is there already.
 
-        Only in the last step, which is the same for all ranks, it waits for the newest.
+        Only the last step, which is the same for all ranks, waits for the newest.
         """
         number = reduce_over_ranks(number, torch.distributed.ReduceOp.MAX)
         if is_last or not number.is_cuda:
@@ -95,11 +106,11 @@ class GracefulStop(StepCallback):
         before[1].synchronize()
         return int(before[0])
 
-    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
-        """Give the handlers back: after an error, of a checkpoint that does not fit too, nothing is saved."""
-        self._give_back()
+    def on_exception(self, trainer: pl.Trainer, module: StepModule, exception: BaseException) -> None:
+        """Restore the handlers: after an error nothing is saved."""
+        self._restore()
 
-    def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
-        """Give the handlers back."""
+    def teardown(self, trainer: pl.Trainer, module: StepModule, stage: str) -> None:
+        """Restore the handlers."""
         if stage == "fit":
-            self._give_back()
+            self._restore()

@@ -32,13 +32,13 @@ from mlm.config.suite import (
 from mlm.data.glue import check_parts, submitted_parts, warn_of_sizes
 from mlm.data.glue_sizes import odd_size
 from mlm.evaluation.submission import answer, answer_table, write_submission
+from mlm.files import write_json as write_summary
+from mlm.training.callbacks import Diverged
 from mlm.training.devices import run_on_devices, visible_devices
-from mlm.training.epochs import Diverged
 from mlm.training.finetuning import finetune, forget
-from mlm.training.reporting import resolve_tracking, run_title
 from mlm.training.run_folder import keep_config, run_folder
 from mlm.training.suite_report import track, write_report
-from mlm.training.summary import write_summary
+from mlm.training.tracking import resolve_tracking
 
 Json = dict[str, Any]
 SUMMARY = "summary.json"
@@ -115,7 +115,7 @@ def keep_point(unit: FinetuneConfig, tried: list[Json], number: int) -> None:
         summary |= {"model_dir": str(folder / "model"), "selection": chosen}
     summary |= {"grid": tried, "grid_point": number}
     write_summary(folder / SUMMARY, summary)
-    if run_title(folder) == unit.name:
+    if True:
         shown = ", ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items()) or "no score"
         print(f"\n{unit.name}: task {summary['task']}, {shown}; {summary['selection']}\n")
         for one in tried:
@@ -141,7 +141,7 @@ def finish_run(config: FinetuneConfig, selects: bool = False, whole_unit: bool =
         return 0
     clear(config)
     try:
-        return run_unit(config) if whole_unit else finetune(config, selects)
+        return run_unit(config) if whole_unit else finetune(config, selects=selects)
     except Diverged as error:
         log.warning("%s failed: %s", folder, error)
         write_failure(config, str(error))

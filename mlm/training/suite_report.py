@@ -18,9 +18,10 @@ from mlm.config.parse import read_group, to_plain
 from mlm.config.suite import points
 from mlm.evaluation.glue_table import summarize
 from mlm.evaluation.suite_table import to_markdown
+from mlm.files import write_json as write_summary
 from mlm.training.plots import plot_scores
-from mlm.training.reporting import build_tracker, pretraining_run, track_picture, track_table
-from mlm.training.summary import git_commit, write_summary
+from mlm.training.summary import git_commit
+from mlm.training.tracking import build_tracker, pretraining_run, track_picture, track_table
 
 Json = dict[str, Any]
 RECIPE = ("selection", "start_from_mnli", "recipes", "head", "optimizer", "schedule", "trainer")

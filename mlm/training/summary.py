@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 from pathlib import Path
@@ -17,7 +16,8 @@ from mlm.config.experiment import PretrainConfig
 from mlm.config.launch import command_for
 from mlm.data.collate import Rows, build_masking
 from mlm.data.corpus import Corpus
-from mlm.evaluation.masked_lm import MaskedLMScores, frozen_batches, score_batches
+from mlm.evaluation.masked_lm import frozen_batches, score_batches
+from mlm.files import write_json
 from mlm.hub.card import model_card
 from mlm.hub.families import architecture_of
 from mlm.hub.pretrained import save_pretrained
@@ -25,7 +25,7 @@ from mlm.hub.tokenizer_config import longest_row
 from mlm.model.heads import MaskedLM
 from mlm.plan import count_parameters
 from mlm.tokenizer import tokenizer_digest
-from mlm.training.callbacks import Progress
+from mlm.training.engine import Progress
 from mlm.training.reporting import read_metrics
 from mlm.training.run_folder import resume_command
 
@@ -41,11 +41,11 @@ def finish_run(
     corpus: Corpus,
     model: MaskedLM,
     progress: Progress,
-    steps: int,
     reason: str,
 ) -> None:
     """Save model, curves and summary, and print the summary."""
     assert progress.first, "a run begins with a validation"
+    steps = progress.step
     if progress.validated_at != steps:  # stopped by a signal, and of the bounds now given one is behind
         progress.last = score_held_out(config, corpus, model)
     assert progress.last, "and ends with one"
@@ -82,7 +82,7 @@ def finish_run(
         start=config.init,
     )
     plot_losses(read_metrics(folder / "metrics.csv"), folder / "plots" / "loss.png", corpus.unigram_entropy)
-    write_summary(folder / "summary.json", summary)
+    write_json(folder / "summary.json", summary)
     print(closing_message(config, folder, summary, progress))
 
 
@@ -107,8 +107,7 @@ def score_held_out(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> d
     masking = build_masking(config.masking, config.masking.validation_mask_rate, corpus.tokenizer)
     rows = min(config.trainer.global_batch_size, SCORED_ROWS)
     batches = frozen_batches(corpus.validation, masking, rows)
-    sums = score_batches(model.eval(), batches, next(model.parameters()).device)
-    return MaskedLMScores.from_sums(sums).metrics()
+    return score_batches(model.eval(), batches)
 
 
 def git_commit(package: Path) -> str | None:
@@ -188,14 +187,3 @@ def plot_losses(metrics: list[dict[str, Any]], path: Path, unigram_entropy: floa
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
-
-
-def write_summary(path: Path, summary: dict[str, Any]) -> None:
-    """Write the summary as JSON; a number that JSON has no word for becomes null."""
-    plain = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in summary.items()
-    }
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(plain, indent=1) + "\n")
-    temporary.replace(path)

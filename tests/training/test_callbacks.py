@@ -20,7 +20,7 @@ from mlm.config.training import ScheduleConfig
 from mlm.cores import available_cores, busy_seconds, cores_to_run_on
 from mlm.data.sampler import TrainingSampler
 from mlm.training import reporting
-from mlm.training.callbacks import LOOK_EVERY, steps_unasked
+from mlm.training.callbacks import SYNC_EVERY, steps_until_next_sync
 from mlm.training.checkpoint import checkpoint_path, checkpoint_step, find_checkpoint
 from mlm.training.pretraining import prepare, pretrain, train
 from mlm.training.run_folder import run_folder
@@ -224,15 +224,15 @@ if __name__ == "__main__":
 
 
 def test_gpus_ask_each_other_for_the_time_once_a_second_and_soon_where_steps_are_slow():
-    assert steps_unasked(1, 30.0) == steps_unasked(1, 0.9) == 1
-    assert steps_unasked(10, 2.0) == steps_unasked(1, 0.2) == 5
-    assert steps_unasked(10, 0.01) == steps_unasked(1, 0.0) == LOOK_EVERY
+    assert steps_until_next_sync(1, 30.0) == steps_until_next_sync(1, 0.9) == 1
+    assert steps_until_next_sync(10, 2.0) == steps_until_next_sync(1, 0.2) == 5
+    assert steps_until_next_sync(10, 0.01) == steps_until_next_sync(1, 0.0) == SYNC_EVERY
 
 
 @pytest.mark.skipif(available_cores() < 2 or busy_seconds() is None, reason="one thread waits for no other")
 @pytest.mark.parametrize(("waiting", "times"), [(None, 1), ("passive", 0)])
 def test_programs_on_our_cores_are_told_once_unless_the_user_knows(tiny, monkeypatch, caplog, waiting, times):
-    monkeypatch.setattr(reporting, "LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(reporting, "SYNC_EVERY_S", 0.2)
     monkeypatch.delenv(reporting.WAITING, raising=False)
     if waiting:
         monkeypatch.setenv(reporting.WAITING, waiting)

@@ -34,8 +34,8 @@ from mlm.hub.pretrained import load_classifier, save_pretrained
 from mlm.model.heads import MaskedLM
 from mlm.training import finetuning
 from mlm.training.devices import run_on_devices
-from mlm.training.reporting import pretraining_run
 from mlm.training.suite import finetune_all, write_failure
+from mlm.training.tracking import pretraining_run
 
 KEYS = {
     "task",

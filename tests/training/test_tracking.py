@@ -16,8 +16,7 @@ from mlm.config.experiment import PretrainConfig
 from mlm.config.parse import parse_config
 from mlm.config.training import LoggingConfig
 from mlm.training.pretraining import pretrain
-from mlm.training.reporting import resolve_tracking
-from mlm.training.tracked import tracked_step
+from mlm.training.tracking import resolve_tracking, tracked_step
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: connections are refused
 
@@ -49,7 +48,7 @@ def test_without_account_or_network_auto_is_offline_and_online_is_refused(key):
     environment |= {"WANDB_BASE_URL": NOWHERE} | ({"WANDB_API_KEY": key} if key else {})
     code = (
         "from mlm.config.training import LoggingConfig;"
-        "from mlm.training.reporting import resolve_tracking;"
+        "from mlm.training.tracking import resolve_tracking;"
         "print(resolve_tracking(LoggingConfig()).wandb);"
         "resolve_tracking(LoggingConfig(wandb='online'))"
     )
@@ -163,7 +162,7 @@ def test_kills_lose_no_tracked_step(tiny):
 def test_the_tracker_is_imported_before_torch_if_it_is_needed(mode, expected):
     code = (
         "import sys; from mlm.config.training import LoggingConfig;"
-        "from mlm.training.tracked import import_tracker;"
+        "from mlm.training.tracking import import_tracker;"
         f"import_tracker(LoggingConfig(wandb={mode!r}));"
         "print(*(name in sys.modules for name in ('wandb.sdk.launch', 'torch')))"
     )

@@ -1,0 +1,246 @@
+"""One training run, the same for both scripts: restore, train until a bound or a signal."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from mlm.config.errors import DiskError, InputError
+from mlm.config.experiment import PretrainConfig
+from mlm.config.finetune import FinetuneConfig
+from mlm.config.launch import is_first_process
+from mlm.config.training import TrainerConfig
+from mlm.cores import share_cores
+from mlm.training.callbacks import (
+    Budget,
+    CheckpointSaver,
+    Clock,
+    SkippedSteps,
+    Validation,
+    bound_reached,
+    save_failure,
+)
+from mlm.training.checkpoint import AtomicCheckpointIO, Checkpoint, find_checkpoint, open_checkpoint
+from mlm.training.engine import StepDataModule, StepModule
+from mlm.training.hardware import resolve_accelerator, resolve_devices, resolve_precision
+from mlm.training.memory import KeepFreedMemory, give_back_freed_memory
+from mlm.training.processes import agree, cluster_environment, processes_sharing_cores
+from mlm.training.reporting import BusyCores, MetricsTable, ProgressBar
+from mlm.training.run_folder import METRICS, keep_config, resume_command
+from mlm.training.sharding import ShardedStrategy
+from mlm.training.stopping import GracefulStop
+from mlm.training.tracking import end_tracking
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Recipe:
+    """What the two kinds of runs do differently around the same steps."""
+
+    tokens_per_step: float
+    """Tokens of an optimizer step on average."""
+    val_every: int
+    """Optimizer steps between validations."""
+    save_every: int
+    """Optimizer steps between checkpoints."""
+    validation_columns: Sequence[str]
+    """Columns of the metrics table with validation scores other than the loss."""
+    extra_columns: Sequence[str] = ()
+    """Further columns."""
+    epoch_steps: int | None = None
+    """Steps of all epochs, where epochs bound the run."""
+    num_workers: int | None = None
+    """Loader processes."""
+    keep_best: int = 0
+    """Best checkpoints to keep."""
+    scores_start: bool = True
+    """Whether the untrained model is scored."""
+
+
+@dataclass
+class End:
+    """How training ended."""
+
+    step: int
+    reason: str | None
+    """The bound that was reached; None: a signal came first."""
+    signal: int | None = None
+    failure: OSError | None = None
+    """Why the last checkpoint could not be written."""
+    trainer: pl.Trainer | None = None
+    """None if all steps were done in an earlier run."""
+    stop: GracefulStop = field(default_factory=GracefulStop)
+
+
+def restore(config: PretrainConfig | FinetuneConfig, folder: Path, module: StepModule) -> Checkpoint | None:
+    """Return the checkpoint that a resumed run continues from, the first process's choice for all.
+
+    Its counters are restored here, its weights and optimizer state when training starts.
+
+    Raises:
+        InputError: it is of another model or other data, or the run is finished without checkpoints.
+    """
+    if not config.resume:
+        return None
+    checkpoints = folder / "checkpoints"
+    found = find_checkpoint(checkpoints) if is_first_process() else None
+    path = agree(found.path if found else None)
+    if path is None:
+        if (folder / "summary.json").exists() or (folder / "model").exists():
+            raise InputError(
+                f"{folder} is a finished run whose checkpoints are gone: there is nothing to resume; start "
+                f"a new run from its weights with --{module.start_flag} {folder / 'model'}"
+            )
+        log.info("%s has no checkpoint: starting at step 0", folder)
+        return None
+    checkpoint = found or open_checkpoint(path)
+    module.on_load_checkpoint(checkpoint.content)
+    module.start = checkpoint.path
+    return checkpoint
+
+
+def train_until_end(
+    config: PretrainConfig | FinetuneConfig,
+    folder: Path,
+    module: StepModule,
+    data: StepDataModule,
+    recipe: Recipe,
+    build_tracker: Callable[[], Any],
+) -> End:
+    """Train until a bound is reached or a signal arrives.
+
+    Args:
+        config: of the run.
+        folder: the run folder.
+        module: with its model; counters as restored.
+        data: the batches.
+        recipe: see there.
+        build_tracker: returns the logger of the tracked run, or False.
+    """
+    if is_first_process():
+        keep_config(config, folder)
+    (folder / "summary.json").unlink(missing_ok=True)
+    module.managed = True
+    settings: Any = config.trainer
+    clock, stop = Clock(), GracefulStop()
+    budget = Budget(
+        settings,
+        config.schedule,
+        recipe.tokens_per_step,
+        clock,
+        recipe.num_workers,
+        recipe.val_every,
+        recipe.epoch_steps,
+    )
+    on_cpu = resolve_accelerator(settings) == "cpu"
+    callbacks: list[pl.Callback] = [
+        *([KeepFreedMemory()] if on_cpu and recipe.epoch_steps is None else []),
+        clock,
+        budget,
+        Validation(recipe.val_every, recipe.keep_best, clock, at_start=recipe.scores_start),
+        MetricsTable(folder / METRICS, recipe.validation_columns, recipe.extra_columns),
+        SkippedSteps(settings, folder / "checkpoints", recipe.save_every),
+        stop,
+        CheckpointSaver(folder / "checkpoints", settings, recipe.save_every, clock),
+        BusyCores(),
+        ProgressBar(),
+    ]
+    trainer = build_trainer(settings, folder, callbacks, build_tracker())
+    trainer.fit(module, datamodule=data)
+    step = module.progress.step
+    if stop.signal is not None:
+        log.warning("stopped by signal %d after step %d", stop.signal, step)
+        log.warning("continue with: %s", resume_command(config))
+        end_tracking(trainer)
+        return End(step, None, stop.signal, trainer=trainer, stop=stop)
+    return End(step, budget.reason, None, save_failure(trainer), trainer, stop)
+
+
+def reached_before(
+    config: PretrainConfig | FinetuneConfig,
+    module: StepModule,
+    checkpoint: Checkpoint | None,
+    epoch_steps: int | None = None,
+) -> str | None:
+    """Return the bound that a resumed run has reached already, None if there is training left."""
+    if checkpoint is None:
+        return None
+    return bound_reached(config.trainer, module.progress, module.progress.elapsed_s, epoch_steps)
+
+
+@contextmanager
+def report_save_failure(
+    config: PretrainConfig | FinetuneConfig, folder: Path, failure: Exception | None
+) -> Iterator[None]:
+    """Save all that can be saved even if the last checkpoint could not be, then report the failure."""
+    give_back_freed_memory()
+    try:
+        yield
+    except (OSError, DiskError) as error:
+        failure = failure or error
+    if failure:
+        raise InputError(
+            f"{folder}: the run ended, but not all of it could be saved ({failure}); free some space, then "
+            f"continue with: {resume_command(config)}"
+        )
+
+
+def build_trainer(
+    config: TrainerConfig, folder: Path, callbacks: list[pl.Callback], logger: Any
+) -> pl.Trainer:
+    """Build the Trainer of a managed run, which is one long Lightning epoch that `Budget` ends."""
+    quiet_lightning()
+    accelerator = resolve_accelerator(config)
+    devices, num_nodes = resolve_devices(config, accelerator)
+    world_size = devices * num_nodes
+    share_cores(processes_sharing_cores())
+    strategy: str | ShardedStrategy = config.strategy
+    if config.strategy == "fsdp2":
+        strategy = ShardedStrategy(world_size)
+    elif config.strategy == "auto" and world_size > 1:
+        strategy = "ddp"
+    return pl.Trainer(
+        accelerator=accelerator,
+        devices=devices,
+        num_nodes=num_nodes,
+        strategy=strategy,
+        precision=resolve_precision(config, accelerator),  # type: ignore[arg-type]
+        accumulate_grad_batches=config.accumulation(world_size),
+        max_epochs=1,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_autolog_hparams=False,
+        logger=logger,
+        callbacks=callbacks,
+        plugins=[AtomicCheckpointIO(), cluster_environment()],
+        default_root_dir=str(folder),
+    )
+
+
+def quiet_lightning() -> None:
+    """Silence Lightning's messages about choices that are deliberate here."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers.*",
+        ".*dataloader is not resumable.*",
+        ".*no `validation_step`.*",
+        ".*`isinstance\\(treespec, LeafSpec\\)`.*",
+        ".*litlogger.*",
+        ".*FSDP2-wrapped module.*returned a view.*",  # the logits are never written to
+        ".*not been set for this class.*",
+        ".*smaller than the logging interval.*",
+    ):
+        warnings.filterwarnings("ignore", message=message)

@@ -1,0 +1,217 @@
+"""Weights & Biases: whether a run is tracked, the tracked run, and how far it got."""
+
+from __future__ import annotations
+
+import json
+import logging
+import netrc
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import lightning.pytorch as pl
+from lightning.pytorch.loggers import Logger
+
+from mlm.config.errors import InputError
+from mlm.config.experiment import RunConfig
+from mlm.config.launch import is_first_process
+from mlm.config.parse import to_plain
+from mlm.config.training import LoggingConfig
+from mlm.files import write_text
+
+CONNECT_TIMEOUT_S = 3.0
+"""How long the tracking server may take to answer."""
+INIT_TIMEOUT_S = 20.0
+"""How long it may take to open a run."""
+FINISH_TIMEOUT_S = 20.0
+"""How long the upload may take at the end; the rest stays in the run folder."""
+NOT_LOGGED_IN = "not logged in (wandb login)"
+RUN_ID, NEWEST_STEP = "run-id.txt", "newest-step.txt"
+"""Files in the folder `wandb` of a run."""
+
+log = logging.getLogger(__name__)
+
+
+def resolve_tracking(config: LoggingConfig) -> LoggingConfig:
+    """Decide between online, offline and disabled, without a prompt and within seconds.
+
+    Raises:
+        InputError: online is configured and impossible, or $WANDB_MODE is not a mode.
+    """
+    wanted = os.environ.get("WANDB_MODE") or config.wandb
+    wanted = "offline" if wanted == "dryrun" else wanted
+    if wanted not in ("auto", "online", "offline", "disabled"):
+        raise InputError(f"WANDB_MODE={wanted} is none of online, offline, disabled")
+    if wanted in ("auto", "online"):
+        obstacle = _obstacle_to_tracking() if is_first_process() else "another process tracks"
+        if obstacle and wanted == "online":
+            raise InputError(f"logging.wandb=online: {obstacle}; take offline, and upload with `wandb sync`")
+        if obstacle and obstacle != NOT_LOGGED_IN:
+            log.warning("Weights & Biases: %s; tracking offline", obstacle)
+        wanted = "offline" if obstacle else "online"
+    return replace(config, wandb=wanted)  # type: ignore[arg-type]
+
+
+def _obstacle_to_tracking() -> str | None:
+    """Return why a run cannot be tracked online, None if it can."""
+    import wandb
+
+    os.environ.setdefault("WANDB_SILENT", "true")
+    settings = wandb.setup().settings
+    server = urlsplit(settings.base_url)
+    if not (settings.api_key or os.environ.get("WANDB_API_KEY") or _is_in_netrc(server.hostname)):
+        return NOT_LOGGED_IN
+    try:
+        port = server.port or (443 if server.scheme == "https" else 80)
+        socket.create_connection((server.hostname or "", port), CONNECT_TIMEOUT_S).close()
+        return None if wandb.login(prompt=False) else NOT_LOGGED_IN
+    except OSError:
+        return f"{server.hostname} cannot be reached"
+    except Exception as error:  # an invalid key, for example, must not end the run
+        return " ".join(str(error).split())[:120]
+
+
+def _is_in_netrc(host: str | None) -> bool:
+    try:
+        return netrc.netrc().authenticators(host or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def import_tracker(config: LoggingConfig) -> None:
+    """Import what a tracked run needs, if this process tracks; call it before torch is imported.
+
+    wandb's classes search every imported module for documentation: a second less while these are few.
+    """
+    if is_first_process() and "disabled" not in (config.wandb, os.environ.get("WANDB_MODE")):
+        with suppress(ImportError):  # an inner module that wandb.init imports anyway
+            import wandb.sdk.launch.inputs.internal  # noqa: F401
+
+
+def build_tracker(
+    config: RunConfig,
+    tracking: LoggingConfig,
+    folder: Path,
+    facts: dict[str, Any] | None = None,
+    group: str | None = None,
+    title: str | None = None,
+) -> Any:
+    """Return a Weights & Biases logger, or False when this process does not track.
+
+    The run id is kept in the run folder, so that a resumed run continues the same tracked run.
+
+    Args:
+        config: stored with the run.
+        tracking: resolved by `resolve_tracking`.
+        folder: the run folder.
+        facts: further plain values stored with the run.
+        group: the tracker shows the run in this group.
+        title: name of the tracked run; None: that of the folder.
+    """
+    if tracking.wandb == "disabled" or not is_first_process():
+        return False
+    os.environ.setdefault("WANDB_SILENT", "true")
+    import wandb
+    from lightning.pytorch.loggers import WandbLogger
+
+    run_id = folder / "wandb" / RUN_ID
+    if not run_id.exists():
+        run_id.parent.mkdir(exist_ok=True)
+        run_id.write_text(secrets.token_hex(4))
+    online = tracking.wandb == "online"
+    arguments: dict[str, Any] = {
+        "dir": folder,
+        "id": run_id.read_text().strip(),
+        "name": title or folder.name,
+        "group": group,
+        "project": tracking.project,
+        "config": {**to_plain(config), **(facts or {})},
+        "settings": wandb.Settings(
+            init_timeout=INIT_TIMEOUT_S, finish_timeout=FINISH_TIMEOUT_S, silent=True, console="off"
+        ),
+    }
+    try:
+        run = wandb.init(
+            **arguments, mode="online" if online else "offline", resume="allow" if online else None
+        )
+    except (wandb.errors.CommError, wandb.errors.UsageError) as error:
+        # The server answered before, so this is rare; training must not wait for it.
+        log.warning("Weights & Biases: %s; tracking offline", " ".join(str(error).split())[:120])
+        run = wandb.init(**arguments, mode="offline")
+    for axis in ("trainer/global_step", "tokens", "hours"):
+        run.define_metric(axis)
+    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    return WandbLogger(experiment=run)
+
+
+def tracked_step(folder: Path) -> int:
+    """Return the newest step that the tracked run of a run folder has, -1 if none."""
+    path = folder / "wandb" / NEWEST_STEP
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return -1
+
+
+def track_rows(loggers: Sequence[Any], folder: Path, rows: list[dict[str, Any]], newest: int) -> int:
+    """Give rows of the metrics table to the tracked run; return the newest step that it has.
+
+    A tracked run cannot be cut: steps up to `newest`, which a resumed run repeats, are left out.
+    """
+    if not loggers:
+        return newest
+    before = newest
+    for row in rows:
+        if row["step"] > newest:
+            newest = row["step"]
+            shown = {name: value for name, value in row.items() if name != "step"}
+            shown |= {"trainer/global_step": row["step"], "hours": row["elapsed_s"] / 3600}
+            for logger in loggers:
+                logger.experiment.log(shown, step=row["step"], commit=True)
+    if newest != before:
+        with suppress(InputError):  # a full disk: the next row is tracked twice, which the tracker ignores
+            write_text(folder / "wandb" / NEWEST_STEP, str(newest))
+    return newest
+
+
+def end_tracking(trainer: pl.Trainer) -> None:
+    """Finish the tracked run, so that the next one of this process is separate."""
+    if trainer.is_global_zero and trainer.loggers:
+        import wandb
+
+        wandb.finish()
+
+
+def pretraining_run(model: str) -> str:
+    """Return the name of the run that pretrained a model, or of the model itself if its run is unknown."""
+    run = Path(model).parent
+    try:
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Path(model).name
+    earlier = summary.get("init") if "task" in summary else None
+    return pretraining_run(earlier) if earlier else run.name
+
+
+def track_table(
+    loggers: Sequence[Logger], name: str, columns: Sequence[str | int], rows: list[list[Any]]
+) -> None:
+    """Give a table to the tracked run, if there is one."""
+    for logger in loggers:
+        import wandb
+
+        logger.experiment.log({name: wandb.Table(columns=list(columns), data=rows)})  # type: ignore[attr-defined]
+
+
+def track_picture(loggers: Sequence[Logger], name: str, path: Path) -> None:
+    """Give a picture to the tracked run, if there is one."""
+    for logger in loggers:
+        import wandb
+
+        logger.experiment.log({name: wandb.Image(str(path))})  # type: ignore[attr-defined]
