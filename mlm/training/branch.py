@@ -32,7 +32,7 @@ def branch_checkpoint(config: PretrainConfig) -> Checkpoint:
         return open_checkpoint(path)
     found = find_checkpoint(path / "checkpoints")
     if found is None:
-        raise InputError(f"branch={config.branch}: {path / 'checkpoints'} holds no whole checkpoint")
+        raise InputError(f"branch={config.branch}: {path / 'checkpoints'} has no checkpoint")
     return found
 
 

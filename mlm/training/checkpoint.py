@@ -80,7 +80,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint file."""
+    """A complete checkpoint file."""
 
     path: Path
     content: dict[str, Any]

@@ -406,7 +406,7 @@ class StepModule(pl.LightningModule):
         if differing:
             texts = (f"{name} is {self.identity[name]}, not {theirs.get(name)}" for name in differing)
             text = " (the text differs)" if "corpus" in differing else ""
-            raise InputError(f"cannot resume: the checkpoint differs{text}: {'; '.join(texts)}")
+            raise InputError(f"cannot resume from this checkpoint{text}: {'; '.join(texts)}")
         self.progress.step = checkpoint["global_step"]  # older checkpoints have it here alone
         for name, value in checkpoint["progress"].items():
             setattr(self.progress, name, value)

@@ -154,7 +154,10 @@ def train_until_end(
         ProgressBar(),
     ]
     trainer = build_trainer(settings, folder, callbacks, build_tracker())
-    trainer.fit(module, datamodule=data)
+    try:
+        trainer.fit(module, datamodule=data)
+    finally:
+        stop.restore()
     step = module.progress.step
     if stop.signal is not None:
         log.warning("stopped by signal %d after step %d", stop.signal, step)

@@ -57,7 +57,8 @@ class GracefulStop(StepCallback):
         for number in SIGNALS:
             signal.signal(number, self._note)
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
+        """Give the handlers back, after Lightning has put back those it found."""
         for number, handler in self._before.items():
             if handler is not None:  # None: not installed from Python, so it cannot be restored
                 signal.signal(number, handler)
@@ -66,12 +67,11 @@ class GracefulStop(StepCallback):
     @contextmanager
     def noting(self) -> Iterator[None]:
         """Only record signals while the model is saved."""
-        self._alone = True
         self._install()
         try:
             yield
         finally:
-            self._restore()
+            self.restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._received is not None and number == signal.SIGINT:
@@ -105,12 +105,3 @@ class GracefulStop(StepCallback):
             return 0
         before[1].synchronize()
         return int(before[0])
-
-    def on_exception(self, trainer: pl.Trainer, module: StepModule, exception: BaseException) -> None:
-        """Restore the handlers: after an error nothing is saved."""
-        self._restore()
-
-    def teardown(self, trainer: pl.Trainer, module: StepModule, stage: str) -> None:
-        """Restore the handlers."""
-        if stage == "fit":
-            self._restore()

@@ -12,11 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-import lightning.pytorch as pl
-from lightning.pytorch.loggers import Logger
 
 from mlm.config.errors import InputError
 from mlm.config.experiment import RunConfig
@@ -24,6 +21,10 @@ from mlm.config.launch import is_first_process
 from mlm.config.parse import to_plain
 from mlm.config.training import LoggingConfig
 from mlm.files import write_text
+
+if TYPE_CHECKING:  # loading Lightning takes seconds, and wandb is to be imported before torch
+    import lightning.pytorch as pl
+    from lightning.pytorch.loggers import Logger
 
 CONNECT_TIMEOUT_S = 3.0
 """How long the tracking server may take to answer."""

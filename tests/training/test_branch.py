@@ -143,12 +143,12 @@ def test_what_is_no_run_and_no_checkpoint_is_refused(stable, capsys, tmp_path):
     mark = tmp_path / "mark"
     harm = folder_of(config) / "checkpoints" / "harm.ckpt"
     torch.save({"x": Code(mark)}, harm)
-    with pytest.raises(InputError, match=r"harm.ckpt is no whole checkpoint.*Weights only load failed"):
+    with pytest.raises(InputError, match=r"harm.ckpt is not a complete checkpoint.*Weights only load failed"):
         pretrain(branch_off(config, start=str(harm)))
     assert not mark.exists()
     junk = folder_of(config) / "checkpoints" / "junk.ckpt"
     torch.save({"x": 1}, junk)
-    with pytest.raises(InputError, match=r"junk.ckpt is no whole checkpoint of ours: it has no state_dict"):
+    with pytest.raises(InputError, match=r"junk.ckpt is not a complete checkpoint: it has no state_dict"):
         pretrain(branch_off(config, start="stable/checkpoints/junk.ckpt"))
 
 

@@ -182,7 +182,7 @@ def test_a_full_disk_does_not_end_the_run(tiny, size, caplog):
     told = [record.getMessage() for record in caplog.records if "checkpoints" in record.getMessage()]
     assert len(told) == 2
     assert re.search(
-        r"cannot save .*step-00000003.ckpt: File too large; the checkpoints before it are", told[0]
+        r"cannot save .*step-00000003.ckpt: File too large; earlier checkpoints are kept", told[0]
     )
     assert steps_kept(config) == [1, 2, 5, 6, 7, 8]
     assert not list((folder_of(config) / "checkpoints").glob(".*"))
@@ -193,7 +193,7 @@ def test_a_full_disk_does_not_end_the_run(tiny, size, caplog):
 def test_a_disk_that_is_full_at_the_end_is_an_error_and_the_run_can_be_finished(tiny):
     whole, config = tiny(name="whole"), tiny()
     pretrain(whole)
-    with pytest.raises(InputError, match=r"File too large.*free some space, then go on with.*--resume"):
+    with pytest.raises(InputError, match=r"File too large.*free some space, then continue with.*--resume"):
         run_on_a_full_disk(config, {8}, 20_000)
     assert steps_kept(config) == [4]
     assert pretrain(replace(config, resume=True)) == 0
@@ -207,11 +207,16 @@ import torch
 from mlm.config.experiment import PretrainConfig
 from mlm.config.parse import log_to_stderr, one_line_errors, parse_config
 from mlm.training.pretraining import prepare, train
+from mlm.training.processes import join_processes, start_processes
 from mlm.training.run_folder import run_folder
 
 if __name__ == "__main__":
     config = parse_config(PretrainConfig, prog="launch")
     log_to_stderr()
+    status = start_processes(config.trainer, config.name)
+    if status is not None:
+        sys.exit(status)
+    join_processes(config.trainer)
     with one_line_errors("launch"), run_folder(config) as folder:
         corpus, model = prepare(config)
         step = iter(range(1, 100))
@@ -232,10 +237,10 @@ def test_gpus_ask_each_other_for_the_time_once_a_second_and_soon_where_steps_are
 @pytest.mark.skipif(available_cores() < 2 or busy_seconds() is None, reason="one thread waits for no other")
 @pytest.mark.parametrize(("waiting", "times"), [(None, 1), ("passive", 0)])
 def test_programs_on_our_cores_are_told_once_unless_the_user_knows(tiny, monkeypatch, caplog, waiting, times):
-    monkeypatch.setattr(reporting, "SYNC_EVERY_S", 0.2)
-    monkeypatch.delenv(reporting.WAITING, raising=False)
+    monkeypatch.setattr(reporting, "CHECK_EVERY_S", 0.2)
+    monkeypatch.delenv(reporting.WAIT_POLICY, raising=False)
     if waiting:
-        monkeypatch.setenv(reporting.WAITING, waiting)
+        monkeypatch.setenv(reporting.WAIT_POLICY, waiting)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores_to_run_on())]

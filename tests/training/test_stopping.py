@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
 from mlm.training.pretraining import prepare, train
 from mlm.training.run_folder import run_folder
@@ -33,7 +32,7 @@ def test_what_was_there_before_lightning_comes_back():
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # as Lightning does when training begins
     stop._install()
     assert signal.SIG_DFL not in handlers()
-    stop.teardown(None, None, "fit")
+    stop.restore()
     assert handlers() == [signal.SIG_DFL] * 3
 
 
@@ -62,7 +61,6 @@ def test_handlers_come_back_after_an_error_before_the_first_step(tiny):
 
 
 def test_what_is_switched_off_is_there_in_lightning():
-    assert callable(_SignalConnector.register_signal_handlers)
     assert callable(_TrainingEpochLoop._broadcast_sigterm_tensor)
 
 
