@@ -1,29 +1,38 @@
 """Masked language models: plain text in, a pretrained encoder out.
 
-| package | what it holds | layer |
+| package | contents | layer |
 |---|---|--:|
-| `config` | every knob, as typed dataclasses; reading YAML and the command line | 0 |
-| `plan` | sizes and costs from the configuration alone | 1 |
-| `counter` | random numbers as functions of integers | 1 |
+| `config` | every option, as typed dataclasses; reading YAML and the command line | 0 |
+| `files`, `cores`, `counter`, `plan` | atomic files, cores, random numbers without state, costs | 1 |
 | `tokenizer`, `masking`, `model`, `optim` | vocabulary, prediction targets, encoder, updates | 2 |
 | `data`, `hub` | from text to batches; models on disk | 3 |
 | `evaluation` | scores and predictions | 4 |
 | `training` | the runs, in Lightning | 5 |
 
-Reading order: `training/pretraining.py`, `model/encoder.py`, `masking.py`, `data/store.py`.
+Reading order: `training/pretraining.py`, `training/engine.py`, `model/encoder.py`, `masking.py`,
+`data/store.py`.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-__all__ = ["load_pretrained"]
+_PUBLIC = {
+    "load_config": "mlm.config.parse",
+    "load_pretrained": "mlm.hub",
+    "PretrainModule": "mlm.training.pretraining",
+    "PretrainDataModule": "mlm.training.pretraining",
+    "FinetuneModule": "mlm.training.finetuning",
+    "FinetuneDataModule": "mlm.training.finetuning",
+}
+"""Public names and their modules, imported when first used."""
+
+__all__ = list(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is heavy only when it is asked for."""
-    if name == "load_pretrained":
-        from mlm.hub import load_pretrained
-
-        return load_pretrained
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import a public name when it is first used."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)

@@ -131,8 +131,6 @@ class RunConfig:
             names = (first if number == 1 else f"{first}-{number}" for number in count(1))
             self.name = next(name for name in names if not Path(self.runs_dir, name).exists())
         self._check_name()
-        if self.name is not None:
-            os.environ[RUN_NAME] = self.name
 
     def _check_name(self) -> None:
         plain = self.name is None or re.fullmatch(r"(?![.~ ])[^/\\\0\n]{1,150}", self.name)

@@ -24,8 +24,8 @@ from typing import Any, TypeVar, get_type_hints
 
 import yaml
 
-from mlm.config.errors import InputError
-from mlm.config.experiment import RUN_NAME, RunConfig, find_branch, run_to_resume
+from mlm.config.errors import InputError, require
+from mlm.config.experiment import RUN_NAME, PretrainConfig, RunConfig, find_branch, run_to_resume
 from mlm.config.files import parse_yaml
 from mlm.config.help import format_help
 from mlm.config.keys import Given, Keys, read_file, read_flags
@@ -51,29 +51,55 @@ def parse_config(
         SystemExit: 0 after `--help`, 2 after a mistake, whose line is on stderr.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    keys = Keys.of(cls)
     if {"-h", "--help"} & set(words):
-        print(format_help(cls, prog, keys, positional), end="")
+        print(format_help(cls, prog, Keys.of(cls), positional), end="")
         raise SystemExit(0)
     with one_line_errors(prog):
-        files, flags = read_flags(words, keys, positional)
-        given: dict[str, Given] = {}
-        known = Keys.of(getattr(cls, "files_of", cls))
-        for path in files:
-            given |= {key: one for key, one in read_file(path, known).items() if key in keys.types}
-        if issubclass(cls, RunConfig):
-            stored, settled = _resumed_keys(cls, given | flags, keys)
-            stored = stored or _branched_keys(given | flags, keys)
-            given, flags = stored | given, flags | settled
-        given |= flags
-        with _located(given):
-            config: C = _build(cls, _typed_values(given, keys))
-            if hasattr(config, "prefer_flags"):
-                config.prefer_flags(set(flags))
-            if isinstance(config, RunConfig):
-                config.choose_name(files[-1].stem if files else config.default_stem)
-            if hasattr(config, "check_files"):
-                config.check_files()
+        return read_config(cls, words, positional)
+
+
+def load_config(kind: str, *words: str) -> Any:
+    """Return a configuration from the words of a command line, for use in Python.
+
+    Args:
+        kind: pretrain or finetune.
+        words: such as `--trainer.max_steps=60`, or `--config` and `bert-mini`.
+
+    Raises:
+        InputError: `kind` or a word is wrong; the program is never ended.
+    """
+    from mlm.config.finetune import FinetuneConfig  # it imports this module
+
+    kinds = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
+    require(kind in kinds, "kind", kind, f"is none of {', '.join(kinds)}")
+    return read_config(kinds[kind], list(words))
+
+
+def read_config(cls: type[C], words: list[str], positional: str | None = None) -> C:
+    """Return the configuration that the words of a command line ask for; see `parse_config`.
+
+    Raises:
+        InputError: a mistake in a word or a file.
+    """
+    keys = Keys.of(cls)
+    files, flags = read_flags(words, keys, positional)
+    given: dict[str, Given] = {}
+    known = Keys.of(getattr(cls, "files_of", cls))
+    for path in files:
+        given |= {key: one for key, one in read_file(path, known).items() if key in keys.types}
+    if issubclass(cls, RunConfig):
+        stored, settled = _resumed_keys(cls, given | flags, keys)
+        stored = stored or _branched_keys(given | flags, keys)
+        given, flags = stored | given, flags | settled
+    given |= flags
+    with _located(given):
+        config: C = _build(cls, _typed_values(given, keys))
+        if hasattr(config, "prefer_flags"):
+            config.prefer_flags(set(flags))
+        if isinstance(config, RunConfig):
+            config.choose_name(files[-1].stem if files else config.default_stem)
+        if hasattr(config, "check_files"):
+            config.check_files()
     return config
 
 

@@ -22,7 +22,6 @@ from mlm.config.training import ScheduleConfig, TrainerConfig
 from mlm.optim.schedule import warmup_steps
 from mlm.training.checkpoint import checkpoint_path, checkpoint_step, saved_checkpoints
 from mlm.training.engine import Progress, StepCallback, StepModule, TrainingLoader
-from mlm.training.sharding import ShardedStrategy, run_dummy_passes
 
 log = logging.getLogger(__name__)
 
@@ -110,8 +109,6 @@ class Validation(StepCallback):
         module.eval()
         batches = trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]
         with trainer.precision_plugin.forward_context(), torch.no_grad():
-            if isinstance(trainer.strategy, ShardedStrategy):
-                run_dummy_passes(module.model, len(batches), trainer.strategy)
             for number, batch in enumerate(batches):
                 module.validation_step(trainer.strategy.batch_to_device(batch), number)
         module.train()

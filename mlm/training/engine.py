@@ -264,12 +264,16 @@ class StepModule(pl.LightningModule):
         # Dropout is seeded by the place in the run, so that a resumed run drops the same units.
         passes = self.trainer.accumulate_grad_batches
         number = self.progress.step * passes + batch_idx % passes
-        bits = random_bits(self.config.seed, self.progress.rows, number, self.global_rank)
+        bits = random_bits(self.config.seed, *self.dropout_key(number))
         torch.manual_seed(int(bits.item()) >> 1)
         loss, counts = self.summed_loss(batch)
         self._loss_sum = self._loss_sum + loss.detach()
         self._counts = self._counts + counts
         return loss
+
+    def dropout_key(self, number: int) -> tuple[int, ...]:
+        """Return what seeds the dropout of pass `number` of the run on this rank."""
+        return self.progress.rows, number, self.global_rank
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Turn accumulated sums into the gradient of the mean, clip it, and set the learning rate.

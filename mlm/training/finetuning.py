@@ -94,9 +94,12 @@ class FinetuneModule(StepModule):
     def build_model(self) -> SequenceClassifier:
         """Build the model from its shape, or for the task."""
         if self.hparams["model"] is None:
-            return build_model(self.config, self.trainer.datamodule)  # type: ignore[attr-defined]
+            data: FinetuneDataModule = self.data()
+            return build_model(self.config, data.task, data.tokenizer)
         shapes = self.hparams["model"]
-        classifier = from_plain(ClassifierConfig, shapes["classifier"])
+        classifier = ClassifierConfig(
+            **shapes["classifier"] | {"labels": tuple(shapes["classifier"]["labels"])}
+        )
         return SequenceClassifier(from_plain(ModelConfig, shapes["encoder"]), classifier)
 
     def describe_model(self) -> dict[str, Any]:
@@ -125,6 +128,10 @@ class FinetuneModule(StepModule):
         smoothing = self.config.head.label_smoothing
         loss, divisor = summed_label_loss(classify(self.model, batch), labels, self._weights, smoothing)
         return loss, divisor.reshape(1)
+
+    def dropout_key(self, number: int) -> tuple[int, ...]:
+        """Return what seeds the dropout of pass `number` of the run on this rank."""
+        return (number, self.global_rank) if self.global_rank else (number,)
 
     def on_step_loss(self, loss_sum: Tensor, divisor: Tensor) -> None:
         """Add to the loss of the epoch, unless the step is skipped; read once an epoch."""
@@ -282,7 +289,11 @@ class FinetuneDataModule(StepDataModule):
         """Return this rank's share of the validation examples, each once."""
         trainer, examples = self._trainer_of(), self.parts.validation
         batches = batches_in_order(examples.lengths, 2 * self.micro_batch_size)
-        mine = batches[trainer.global_rank :: trainer.world_size]
+        mine, most = (
+            batches[trainer.global_rank :: trainer.world_size],
+            -(-len(batches) // trainer.world_size),
+        )
+        mine += batches[: most - len(mine)]  # the ranks need equally many; an example counts once
         return TrainingLoader(lambda: (examples[rows] for rows in mine), len(mine))
 
 
@@ -342,7 +353,7 @@ def forget() -> None:
 
 
 def keep_last(kind: str, wanted: str, make: Callable[[], Any]) -> Any:
-    """Return the value of the run before if it wanted the same: seeds and settings of a suite share a task."""
+    """Return the value of the run before if it wanted the same: the runs of a suite share a task."""
     if kind not in _LAST or _LAST[kind][0] != wanted:
         _LAST.pop(kind, None)  # first, so that both are never in memory
         _LAST[kind] = wanted, make()
@@ -371,14 +382,13 @@ def choose_tokenizer(config: FinetuneConfig) -> Tokenizer:
     return load_tokenizer(model_folder(source))
 
 
-def build_model(config: FinetuneConfig, data: FinetuneDataModule) -> SequenceClassifier:
+def build_model(config: FinetuneConfig, task: LabelledTask, tokenizer: Tokenizer) -> SequenceClassifier:
     """Load the encoder and put a head for the task on it; the seed decides its new weights."""
-    task = data.task
     torch.manual_seed(config.seed)
     has_pairs = task.train.pairs is not None
     head = ClassifierConfig(task.labels, task.label_type, config.head.dropout, has_pairs)
     if config.model == SCRATCH:
-        shape = scratch_shape(config, data.tokenizer)
+        shape = scratch_shape(config, tokenizer)
         model = SequenceClassifier(replace(shape, pooling=config.head.pooling or shape.pooling), head)
     else:
         model = load_classifier(str(config.model), head, config.head.pooling)
@@ -423,7 +433,7 @@ def train(config: FinetuneConfig, folder: Path, data: FinetuneDataModule, title:
     settings, per_epoch = config.trainer, data.steps_per_epoch
     epoch_steps = settings.max_epochs * per_epoch
     module = FinetuneModule(config)
-    module.attach(build_model(config, data))
+    module.attach(build_model(config, data.task, data.tokenizer))
     module.identity = identity_of(config, data, module.model)
     checkpoint = restore(config, folder, module)
     reason = reached_before(config, module, checkpoint, epoch_steps)

@@ -94,7 +94,7 @@ class Outcome:
 
     @property
     def reported(self) -> tuple[Examples, Floats]:
-        """The examples whose scores are reported, and their logits: dev if it was kept out of the selection."""
+        """The examples whose scores are reported, and their logits: dev if it did not select the epoch."""
         task = self.task
         if "" in task.scored:
             return task.scored[""], self.scored[""]
@@ -167,7 +167,7 @@ def predicts_one_class(labels: npt.NDArray[Any], logits: Floats) -> str | None:
 
 
 def finish(outcome: Outcome, loggers: Sequence[Logger], title: str | None = None) -> None:
-    """Save model, pictures, test predictions and summary, and print the summary; see `finetune` for `title`."""
+    """Save model, pictures, test predictions and summary, and print it; `title` is that of `finetune`."""
     config, folder, parts = outcome.config, outcome.folder, outcome.parts
     task, model, progress = outcome.task, outcome.model, outcome.progress
     examples, logits = outcome.reported

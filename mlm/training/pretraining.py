@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from mlm.config.data import IGNORE_INDEX
 from mlm.config.errors import InputError
 from mlm.config.experiment import PretrainConfig
 from mlm.config.launch import is_first_process
@@ -226,11 +227,20 @@ class PretrainDataModule(StepDataModule):
         masking = build_masking(
             self.config.masking, self.config.masking.validation_mask_rate, self.corpus.tokenizer
         )
-        trainer = self._trainer_of()
-        batches = frozen_batches(
-            self.corpus.validation, masking, self.micro_batch_size, trainer.global_rank, trainer.world_size
+        trainer, size = self._trainer_of(), self.micro_batch_size
+        first, mine = (
+            frozen_batches(self.corpus.validation, masking, size, rank, trainer.world_size)
+            for rank in (0, trainer.global_rank)
         )
-        return TrainingLoader(lambda: batches, len(batches))
+
+        def batches() -> Iterator[MaskedBatch]:
+            yield from mine
+            if len(mine) < len(first):  # the ranks need equally many: one more that predicts nothing
+                batch = next(iter(first))
+                batch["labels"] = torch.full_like(batch["labels"], IGNORE_INDEX)
+                yield batch
+
+        return TrainingLoader(batches, len(first))
 
 
 def pretrain(config: PretrainConfig) -> int:

@@ -126,7 +126,7 @@ def _number(value: Any) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics table, numbers as numbers, without empty cells and an unfinished last line.
+    """Return the rows of a metrics table as numbers, without empty cells and an unfinished last line.
 
     Raises:
         InputError: it is damaged.
@@ -136,12 +136,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         lines = [line for line in file if line.endswith("\n")]
     try:
-        rows = [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(lines)]
+        rows = [{name: _cell(cell) for name, cell in row.items() if cell} for row in csv.DictReader(lines)]
         return [{**row, "step": int(row["step"]), "tokens": int(row["tokens"])} for row in rows]
     except (ValueError, TypeError, KeyError, csv.Error) as error:
         raise InputError(
             f"{path} is damaged ({error}); repair it, or move it away to start a new table"
         ) from None
+
+
+def _cell(text: str) -> float:
+    return int(text) if text.isdecimal() else float(text)
 
 
 class ProgressBar(StepCallback):

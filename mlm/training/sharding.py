@@ -6,8 +6,8 @@ tensors, written by the first process, so that a run can go on with another stra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -15,12 +15,13 @@ from lightning.pytorch.strategies.strategy import Strategy
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils._pytree import tree_map
 
-from mlm.model.heads import MaskedLM
+from mlm.model.heads import MaskedLM, SequenceClassifier
+
+Model = TypeVar("Model", MaskedLM, SequenceClassifier)
 
 
-def shard(model: MaskedLM, mesh: Any) -> None:
+def shard(model: MaskedLM | SequenceClassifier, mesh: Any) -> None:
     """Divide a model among the devices of `mesh`, layer by layer, in place."""
     for layer in model.encoder.layers:
         fully_shard(layer, mesh=mesh)
@@ -40,24 +41,26 @@ def local(gradients: list[Tensor]) -> list[Tensor]:
     return [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
 
 
-def whole_model(model: MaskedLM) -> MaskedLM:
+def whole_model(model: Model) -> Model:
     """Return the model itself, or a copy on the CPU of one that is divided; all processes together."""
     state = model.state_dict()
     if not any(isinstance(value, DTensor) for value in state.values()):
         return model
-    copy = MaskedLM(model.config)
-    copy.load_state_dict(tree_map(whole, state))
+    is_classifier = isinstance(model, SequenceClassifier)
+    copy: Any = (
+        SequenceClassifier(model.config, model.classifier_config) if is_classifier else MaskedLM(model.config)
+    )
+    copy.load_state_dict({name: whole(value) for name, value in state.items()})
     return copy
 
 
-@torch.no_grad()
-def run_dummy_passes(model: MaskedLM, passes: int, strategy: Strategy) -> None:
-    """Run the model on a padding token for each pass that another process has more: each pass needs them all."""
-    device = strategy.root_device
-    most = int(strategy.reduce(torch.tensor(float(passes), device=device), reduce_op="max"))
-    for _ in range(most - passes):
-        token = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        model(token, None, token)
+def _map_tensors(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply a function to the values of nested dictionaries and lists."""
+    if isinstance(tree, dict):
+        return {name: _map_tensors(function, value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [_map_tensors(function, value) for value in tree]
+    return function(tree)
 
 
 def _like(value: Any, model: Any) -> Any:
@@ -85,7 +88,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the whole state of an optimizer, in its own format."""
-        return tree_map(whole, getattr(optimizer, "_optimizer", optimizer).state_dict())
+        return _map_tensors(whole, getattr(optimizer, "_optimizer", optimizer).state_dict())
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write one file, on the first process."""

@@ -111,7 +111,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path, monkeypatch, caplog, zipped):
         torch.save({"x": Code()}, path)
     else:
         path.write_bytes(pickle.dumps({"x": Code()}))
-    with pytest.raises(InputError, match="all checkpoints of .* are damaged"):
+    with pytest.raises(InputError, match=r"all checkpoints of .* are damaged"):
         find_checkpoint(tmp_path)
     assert not mark.exists()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,14 +28,16 @@ from mlm.config.finetune import (
 )
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.config.training import LoggingConfig
-from mlm.data.examples import EpochSampler, encode_examples
+from mlm.data.examples import batches_by_length, encode_examples
 from mlm.data.labelled import read_task
 from mlm.data.python_docs import python_docs_digest
 from mlm.evaluation.predict import predict, predict_logits
 from mlm.hub.pretrained import load_classifier, read_classifier_config, save_pretrained
 from mlm.model.heads import MaskedLM
 from mlm.optim.schedule import learning_rate_factor
+from mlm.training import finetuning, run
 from mlm.training.finetuning import build_model, finetune
+from mlm.training.reporting import read_metrics
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 BALANCE = (45, 83)
@@ -111,8 +115,9 @@ def summary_of(config):
 
 
 def metrics_of(config):
+    """The rows of the table at the ends of epochs."""
     with (folder_of(config) / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
+        return [row for row in csv.DictReader(file) if row["epoch"]]
 
 
 def weights_of(config):
@@ -214,7 +219,9 @@ def test_weights_are_those_of_a_plain_loop_over_the_stock_class(
     if label_type == "classification":
         assert tuple(np.bincount(task.train.labels)) == BALANCE
     encoded = encode_examples(tokenizer, task.train, 64)
-    batches = list(EpochSampler(encoded.lengths, 16, config.seed, 2))
+    batches = [
+        rows for epoch in range(2) for rows in batches_by_length(encoded.lengths, 16, config.seed, epoch)
+    ]
     for step, rows in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = settings.lr * learning_rate_factor(config.schedule, step, len(batches))
@@ -445,7 +452,8 @@ def test_loss_that_is_not_finite_ends_the_run(tiny):
         InputError, match=r"the loss is not finite in epoch 1: optimizer.lr=1e\+30 is too high"
     ):
         finetune(config)
-    assert not folder_of(config).exists()
+    assert (folder_of(config) / "metrics.csv").exists()
+    assert not (folder_of(config) / "model").exists()
 
 
 def test_mistake_in_the_labels_is_told_before_training_and_leaves_no_folder(tiny, tmp_path):
@@ -461,7 +469,7 @@ def test_mistake_in_the_labels_is_told_before_training_and_leaves_no_folder(tiny
     [
         (
             {"schedule": FinetuneScheduleConfig(warmup_steps=17)},
-            "warmup_steps=17 is longer than the run, .* 16 steps",
+            "the warm-up of 17 steps is longer than the run of 16: .*; shorten schedule.warmup_steps",
         ),
         (
             {"files": {"max_length": 65}},
@@ -474,19 +482,110 @@ def test_what_does_not_fit_together_is_refused(tiny, change, message):
         finetune(tiny(**change))
 
 
-def test_signal_stops_after_a_step(tiny):
-    from mlm.training import finetuning
+@pytest.fixture
+def stop_at(monkeypatch):
+    """Makes runs get SIGTERM after a step, as a scheduler would send it."""
 
-    class Signaller(finetuning.Stopwatch):
-        def on_step_end(self, trainer, module):
-            super().on_step_end(trainer, module)
-            if trainer.global_step == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
+    def stop_at(step):
+        class Signaller(run.GracefulStop):
+            def on_step_end(self, trainer, module):
+                if module.progress.step == step:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                super().on_step_end(trainer, module)
 
-    original = finetuning.Stopwatch
-    finetuning.Stopwatch = Signaller
-    try:
-        assert finetune(tiny()) == 128 + signal.SIGTERM
-    finally:
-        finetuning.Stopwatch = original
-    assert not (folder_of(tiny()) / "summary.json").exists()
+        monkeypatch.setattr(run, "GracefulStop", Signaller)
+
+    return stop_at
+
+
+@pytest.mark.parametrize("step", [3, 8, 11, 16])
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_a_stopped_run_resumes_to_the_bit(tiny, encoder, stop_at, monkeypatch, step, keep):
+    """With dropout and accumulation; steps 8 and 16 are the ends of the two epochs."""
+    settings = {"keep": keep, "micro_batch_size": 8}
+    model = encoder(hidden_dropout=0.1)
+    whole, config = (tiny(name=name, model=model, trainer=settings) for name in ("whole", "stopped"))
+    assert finetune(whole) == 0
+    with monkeypatch.context():
+        stop_at(step)
+        assert finetune(config) == 128 + signal.SIGTERM
+    monkeypatch.undo()
+    assert not (folder_of(config) / "summary.json").exists()
+    assert finetune(replace(config, resume=True)) == 0
+    assert same_weights(weights_of(whole), weights_of(config))
+    for name in ("metrics", "epoch", "val_loss", "num_epochs"):
+        assert summary_of(config)[name] == summary_of(whole)[name]
+    tables = [read_metrics(folder_of(one) / "metrics.csv") for one in (whole, config)]
+    for before, after in zip(*tables, strict=True):
+        for name in before.keys() - {"elapsed_s", "throughput/tokens_per_second", "throughput/wait_share"}:
+            assert before[name] == after[name], name
+
+
+def test_a_finished_run_has_nothing_to_resume(tiny, caplog):
+    config = tiny()
+    finetune(config)
+    before = summary_of(config)
+    with caplog.at_level("INFO"):
+        assert finetune(replace(config, resume=True)) == 0
+    assert "nothing to do" in caplog.text
+    assert summary_of(config) == before
+
+
+def test_a_run_resumed_with_more_epochs_goes_on(tiny):
+    config = tiny(trainer={"max_epochs": 1})
+    finetune(config)
+    assert finetune(replace(config, resume=True, trainer=replace(config.trainer, max_epochs=3))) == 0
+    assert [int(row["epoch"]) for row in metrics_of(config)] == [1, 2, 3]
+    assert summary_of(config)["num_epochs"] == 3
+
+
+def test_resuming_on_other_examples_is_refused(tiny, stop_at, monkeypatch, data):
+    config = tiny()
+    stop_at(3)
+    finetune(config)
+    monkeypatch.undo()
+    other = {**data, "train": data["validation"]}
+    with pytest.raises(InputError, match=r"cannot resume from this checkpoint: .*examples is .*, not "):
+        finetune(replace(config, resume=True, data=LabelledConfig(**other)))
+
+
+@pytest.mark.parametrize("label_type", ["classification", "regression", "multilabel"])
+def test_accumulated_passes_give_the_run_of_whole_batches(tiny, encoder, label_type):
+    columns = {"classification": "label", "regression": "stars", "multilabel": "words"}
+    files = {"label_type": label_type, "label_column": columns[label_type]}
+    head = {"dropout": 0.0} | ({"class_weights": "balanced"} if label_type == "classification" else {})
+    runs = [
+        tiny(
+            name=f"micro-{size}", model=encoder(), files=files, head=head, trainer={"micro_batch_size": size}
+        )
+        for size in (16, 4)
+    ]
+    for config in runs:
+        finetune(config)
+    whole, parts = map(weights_of, runs)
+    for name in whole:
+        torch.testing.assert_close(parts[name], whole[name], atol=1e-5, rtol=1e-4)
+
+
+def test_a_non_finite_step_is_skipped_and_training_continues(tiny, caplog, monkeypatch):
+    config = tiny()
+    step = iter(range(1, 100))
+    original = finetuning.summed_label_loss
+
+    def spoil(*arguments):
+        loss, divisor = original(*arguments)
+        return loss * (math.nan if next(step) == 3 else 1.0), divisor
+
+    monkeypatch.setattr(finetuning, "summed_label_loss", spoil)
+    assert finetune(config) == 0
+    assert "step 3 skipped" in caplog.text
+    assert all(math.isfinite(float(row["train/loss"])) for row in metrics_of(config))
+    assert all(tensor.isfinite().all() for tensor in weights_of(config).values())
+
+
+@pytest.mark.parametrize("bound", [{"max_steps": 11}, {"max_time": "1h", "max_steps": 11}])
+def test_another_bound_than_epochs_ends_the_run_with_a_validation(tiny, bound):
+    config = tiny(trainer={"max_epochs": 3, **bound})
+    assert finetune(config) == 0
+    assert [int(row["step"]) for row in metrics_of(config)] == [8, 11]
+    assert summary_of(config)["epoch"] == 2
