@@ -22,9 +22,9 @@ _PUBLIC = {
     "load_config": "mlm.config.parse",
     "load_pretrained": "mlm.hub",
     "PretrainModule": "mlm.training.pretraining",
-    "PretrainDataModule": "mlm.training.pretraining",
+    "PretrainDataModule": "mlm.training.datamodule",
     "FinetuneModule": "mlm.training.finetuning",
-    "FinetuneDataModule": "mlm.training.finetuning",
+    "FinetuneDataModule": "mlm.training.datamodule",
 }
 """Public names and their modules, imported when first used."""
 

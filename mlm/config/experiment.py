@@ -210,7 +210,7 @@ class PretrainConfig(RunConfig):
         """Check that everything named is there, and the run folder is not."""
         self.trainer.check_launch()
         self.check_run()
-        if self.init is not None:
+        if self.init is not None and not self.resume:  # checkpoints hold the weights
             check_model_folder("init", self.init)
         if self.branch is not None and not self.resume:
             find_branch(Path(self.runs_dir), self.branch)

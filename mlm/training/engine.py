@@ -14,7 +14,7 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -33,6 +33,7 @@ from mlm.counter import random_bits
 from mlm.optim.optimizer import set_learning_rate, skip_step_if
 from mlm.optim.schedule import learning_rate_factor
 from mlm.training.processes import reduce_over_ranks
+from mlm.training.progress import Progress
 from mlm.training.sharding import ShardedStrategy, local, shard, whole
 
 Ints = npt.NDArray[np.int64]
@@ -41,46 +42,6 @@ UNPLANNED_STEPS = 1000
 """Length the schedule assumes until a time-limited run knows its own, and where the length is unlimited."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Progress:
-    """How far a run has come: with weights and optimizer state all that a resume needs; plain values."""
-
-    step: int = 0
-    """Finished optimizer steps."""
-    rows: int = 0
-    """Rows trained on."""
-    tokens: int = 0
-    """Tokens trained on, padding excluded."""
-    elapsed_s: float = 0.0
-    """Seconds of training over all resumes, including validation."""
-    planned_steps: int | None = None
-    """Length of the run in optimizer steps; None until a time-limited run has measured its throughput."""
-    mask_rate_steps: tuple[int, int] | None = None
-    """Steps between which the mask rate moves: from the first whose batch was not drawn before the plan."""
-    planned_for: tuple[int | str | None, ...] = ()
-    """The bounds that this length follows from."""
-    first: dict[str, float] | None = None
-    """Validation scores before the first update."""
-    validation_s: float = 0.0
-    """Seconds of this validation."""
-    validations_s: float = 0.0
-    """Seconds of all validations after it."""
-    last: dict[str, float] | None = None
-    """Newest validation scores."""
-    validated_at: int = 0
-    """Step of the newest validation."""
-    best: list[tuple[float, int]] = field(default_factory=list)
-    """Rank (lower is better) and step of the best validations, best first, for each checkpoint kept."""
-    skipped: int = 0
-    """Optimizer steps skipped for a non-finite loss or gradient."""
-    skipped_in_a_row: int = 0
-    """How many of them ended with the newest step."""
-    epoch_loss: tuple[float, float] = (0.0, 0.0)
-    """Summed training loss since the last validation, and the weight it is divided by."""
-    epochs: list[dict[str, Any]] = field(default_factory=list)
-    """Fine-tuning: losses and scores of each epoch."""
 
 
 class TrainingLoader:

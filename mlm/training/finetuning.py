@@ -7,15 +7,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import shutil
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,37 +23,30 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from mlm.config.files import find_config
-from mlm.config.finetune import SCRATCH, FinetuneConfig, is_model
+from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.launch import is_first_process, launched
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.config.parse import from_plain, read_group, to_plain
+from mlm.config.parse import from_plain, to_plain
 from mlm.data.examples import (
-    EncodedExamples,
     LabelledBatch,
-    batches_by_length,
-    batches_in_order,
-    encode_examples,
 )
-from mlm.data.labelled import Examples, LabelledTask
-from mlm.data.labels import class_weights, label_counts
-from mlm.data.tasks import choose_task
+from mlm.data.labelled import LabelledTask
+from mlm.data.labels import class_weights
 from mlm.evaluation.metrics import LabelledPredictions
-from mlm.evaluation.predict import classify, max_length, predict_logits, tell_truncated
-from mlm.files import shorten
-from mlm.hub.download import model_folder
-from mlm.hub.pretrained import load_classifier, read_shape
+from mlm.evaluation.predict import classify, predict_logits
+from mlm.hub.pretrained import load_classifier
 from mlm.model.attention import matrix_blocks
 from mlm.model.depth import freeze, layer_decay
 from mlm.model.heads import SequenceClassifier
 from mlm.model.loss import mean_loss, summed_label_loss
 from mlm.optim.optimizer import build_optimizer
-from mlm.tokenizer import load_tokenizer, num_ids, tokenizer_digest
+from mlm.tokenizer import tokenizer_digest
 from mlm.training.callbacks import Diverged
 from mlm.training.checkpoint import checkpoint_path, open_checkpoint
-from mlm.training.engine import Ints, StepDataModule, StepModule, TrainingLoader
+from mlm.training.datamodule import FinetuneDataModule, scratch_shape
+from mlm.training.engine import StepModule
 from mlm.training.hardware import check_hardware
-from mlm.training.outcome import Outcome, Parts, finish, scores_of
+from mlm.training.outcome import Outcome, finish, scores_of
 from mlm.training.processes import end_with_parent, join_processes, start_processes
 from mlm.training.run import End, Recipe, reached_before, report_save_failure, restore, train_until_end
 from mlm.training.run_folder import run_folder
@@ -65,8 +55,6 @@ from mlm.training.tracking import build_tracker, end_tracking, pretraining_run, 
 
 WIDE, HIGH_RATE = 512, 1e-4
 """From this width on, a learning rate above this one causes a warning."""
-SCRATCH_LENGTH = 512
-"""Positions of random weights whose shape does not say."""
 
 log = logging.getLogger(__name__)
 
@@ -203,100 +191,6 @@ class FinetuneModule(StepModule):
         return -(-(best[0][1] if best else self.progress.validated_at) // steps_per_epoch)
 
 
-class FinetuneDataModule(StepDataModule):
-    """Tokenized examples of a task for this rank, in batches of similar length.
-
-    Args:
-        config: the task and its batch size.
-        selects: whether the scores of this run choose among runs.
-    """
-
-    task: LabelledTask
-    parts: Parts
-
-    def __init__(self, config: FinetuneConfig, selects: bool = False):
-        super().__init__()
-        self.config: FinetuneConfig = config
-        self.selects = selects or config.trainer.keep == "best"
-        self._batches: tuple[int, list[Ints]] = (-1, [])
-        """The newest epoch that was asked for, and its batches."""
-
-    def setup(self, stage: str) -> None:
-        """Read and tokenize the task."""
-        if hasattr(self, "parts"):
-            return
-        config = self.config
-        wanted = json.dumps(
-            [config.task, config.glue_dir, config.selection, self.selects, to_plain(config.data)]
-        )
-        self.task = keep_last("task", wanted, lambda: choose_task(config, self.selects))
-        describe(self.task)
-        self.tokenizer = choose_tokenizer(config)
-        shape = (
-            scratch_shape(config, self.tokenizer)
-            if config.model == SCRATCH
-            else read_shape(str(config.model))
-        )
-        shape.check_fit(num_ids(self.tokenizer), seq_len=1)
-        longest = max_length(shape, config.data.max_length, "data.max_length")
-        encoded_by = json.dumps([wanted, tokenizer_digest(self.tokenizer), longest])
-        self.parts = keep_last("parts", encoded_by, lambda: encode_parts(self.task, self.tokenizer, longest))
-        mean = self.parts.train.lengths.mean()
-        log.info(
-            "the longest example has %d tokens, the mean of training is %.0f", self.parts.max_length, mean
-        )
-
-    @property
-    def num_rows(self) -> int:
-        """Training examples."""
-        return len(self.parts.train)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps of one epoch."""
-        return -(-self.num_rows // self.config.trainer.global_batch_size)
-
-    def step_rows(self, step: int, rows: int) -> Ints:
-        """Return the examples of an optimizer step."""
-        epoch, number = divmod(step, self.steps_per_epoch)
-        if epoch != self._batches[0]:
-            self._batches = epoch, self._batches_of(epoch)
-        return self._batches[1][number]
-
-    def _batches_of(self, epoch: int) -> list[Ints]:
-        size = self.config.trainer.global_batch_size
-        return batches_by_length(self.parts.train.lengths, size, self.config.seed, epoch)
-
-    def num_tokens(self, rows: Ints) -> int:
-        """Return the tokens of some examples, padding excluded."""
-        return int(self.parts.train.lengths[rows].sum())
-
-    def train_dataloader(self) -> TrainingLoader:
-        """Return the training batches: without end in our own runs, else one epoch."""
-        managed = self.module().managed
-        return TrainingLoader(self._train_batches, None if managed else self.steps_per_epoch * self.passes)
-
-    def _train_batches(self) -> Iterator[LabelledBatch]:
-        """Yield this rank's batches from the run's current place on."""
-        module = self.module()
-        epoch, first = divmod(module.progress.step, self.steps_per_epoch)
-        for number in count(epoch) if module.managed else [epoch]:
-            for rows in self._batches_of(number)[first if number == epoch else 0 :]:
-                for share in self.shares(rows):
-                    yield self.parts.train[share]
-
-    def val_dataloader(self) -> TrainingLoader:
-        """Return this rank's share of the validation examples, each once."""
-        trainer, examples = self._trainer_of(), self.parts.validation
-        batches = batches_in_order(examples.lengths, 2 * self.micro_batch_size)
-        mine, most = (
-            batches[trainer.global_rank :: trainer.world_size],
-            -(-len(batches) // trainer.world_size),
-        )
-        mine += batches[: most - len(mine)]  # the ranks need equally many; an example counts once
-        return TrainingLoader(lambda: (examples[rows] for rows in mine), len(mine))
-
-
 def finetune(config: FinetuneConfig, *, selects: bool = False, title: str | None = None) -> int:
     """Fine-tune an encoder on one task with one seed, from the files to a saved model.
 
@@ -327,61 +221,6 @@ def finetune(config: FinetuneConfig, *, selects: bool = False, title: str | None
         return train(config, folder, data, title)
 
 
-def encode_parts(task: LabelledTask, tokenizer: Tokenizer, longest: int | None) -> Parts:
-    """Tokenize all examples of a task, and report how many are truncated."""
-
-    def encode(part: Examples, name: str) -> EncodedExamples:
-        encoded = encode_examples(tokenizer, part, longest)
-        tell_truncated(encoded.num_truncated, len(encoded), name, longest)
-        return encoded
-
-    return Parts(
-        encode(task.train, "training"),
-        encode(task.validation, "validation"),
-        encode(task.test, "test") if task.test else None,
-        {suffix: encode(part, f"validation{suffix}") for suffix, part in task.scored.items()},
-    )
-
-
-_LAST: dict[str, tuple[str, Any]] = {}
-"""Until `forget` is called."""
-
-
-def forget() -> None:
-    """Forget the examples of earlier runs, whose files may have changed."""
-    _LAST.clear()
-
-
-def keep_last(kind: str, wanted: str, make: Callable[[], Any]) -> Any:
-    """Return the value of the run before if it wanted the same: the runs of a suite share a task."""
-    if kind not in _LAST or _LAST[kind][0] != wanted:
-        _LAST.pop(kind, None)  # first, so that both are never in memory
-        _LAST[kind] = wanted, make()
-    return _LAST[kind][1]
-
-
-def describe(task: LabelledTask) -> None:
-    """Log sizes and classes of the task."""
-    sizes = f"{len(task.train):,} training and {len(task.validation):,} validation examples"
-    log.info("task %s: %s (%s)", task.name, sizes, task.validation_is)
-    if task.label_type != "regression":
-        assert task.train.labels is not None, "training examples have labels"
-        counts = label_counts(task.labels, task.train.labels)
-        log.info(
-            "%d classes: %s", len(counts), shorten([f"{label} {count:,}" for label, count in counts.items()])
-        )
-        empty = [label for label, count in counts.items() if not count]
-        if empty:
-            log.warning("classes without a training example, which cannot be learnt: %s", shorten(empty))
-
-
-def choose_tokenizer(config: FinetuneConfig) -> Tokenizer:
-    """Load the tokenizer of the model, or the one configured for random weights."""
-    source = config.tokenizer if config.model == SCRATCH else config.model
-    assert source, "the command line has chosen one"
-    return load_tokenizer(model_folder(source))
-
-
 def build_model(config: FinetuneConfig, task: LabelledTask, tokenizer: Tokenizer) -> SequenceClassifier:
     """Load the encoder and put a head for the task on it; the seed decides its new weights."""
     torch.manual_seed(config.seed)
@@ -400,15 +239,6 @@ def build_model(config: FinetuneConfig, task: LabelledTask, tokenizer: Tokenizer
     if config.trainer.compile:
         model.compile(dynamic=True)
     return model.train()
-
-
-def scratch_shape(config: FinetuneConfig, tokenizer: Tokenizer) -> ModelConfig:
-    """Return the shape of an encoder of random weights: that of a model, or of a file of `configs/model`."""
-    source = str(config.model_config)
-    if is_model(source):
-        return read_shape(source)
-    shape = read_group(ModelConfig, find_config(source, "model"))
-    return shape.resolve(num_ids(tokenizer), config.data.max_length or SCRATCH_LENGTH)
 
 
 def identity_of(

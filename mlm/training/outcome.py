@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 
 from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.model import LabelType
-from mlm.data.examples import EncodedExamples
 from mlm.data.labelled import Examples, LabelledTask
 from mlm.evaluation.metrics import class_table, confusion_matrix, counts_of_classes, predicted, task_metrics
 from mlm.evaluation.predict import arguments, write_predictions
@@ -28,8 +27,9 @@ from mlm.hub.pretrained import save_pretrained
 from mlm.hub.tokenizer_config import longest_row
 from mlm.model.heads import SequenceClassifier
 from mlm.model.loss import mean_loss
-from mlm.training.engine import Progress
+from mlm.training.datamodule import Parts
 from mlm.training.plots import plot_confusion, plot_epochs
+from mlm.training.progress import Progress
 from mlm.training.tracking import track_picture, track_table
 
 Floats = npt.NDArray[np.float64]
@@ -46,27 +46,6 @@ MAX_SHOWN_CLASSES = 20
 """With more classes, the table by class stays in summary.json, and there is no confusion matrix."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The tokenized examples of a task; see `LabelledTask`."""
-
-    train: EncodedExamples
-    validation: EncodedExamples
-    test: EncodedExamples | None
-    scored: dict[str, EncodedExamples]
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of the longest example."""
-        return max(int(part.lengths.max()) for part in (self.train, self.validation))
-
-    @property
-    def truncated_fraction(self) -> float:
-        """Share of the examples that are truncated."""
-        number = self.train.num_truncated + self.validation.num_truncated
-        return number / (len(self.train) + len(self.validation))
 
 
 @dataclass(frozen=True)

@@ -4,40 +4,40 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from mlm.config.data import IGNORE_INDEX
 from mlm.config.errors import InputError
 from mlm.config.experiment import PretrainConfig
+from mlm.config.finetune import is_model
 from mlm.config.launch import is_first_process
 from mlm.config.model import ModelConfig
 from mlm.config.parse import from_plain, to_plain
-from mlm.data.collate import MaskedBatch, MaskedRows, build_masking
+from mlm.data.collate import MaskedBatch
 from mlm.data.corpus import ROWS_VERSION, Corpus, prepare_corpus
-from mlm.data.sampler import RowBatch, TrainingSampler
-from mlm.evaluation.masked_lm import MaskedLMScores, frozen_batches
+from mlm.evaluation.masked_lm import MaskedLMScores
 from mlm.files import write_text
 from mlm.hub.download import model_folder
-from mlm.hub.pretrained import load_masked_lm, read_shape
-from mlm.masking import mask_rate_at
+from mlm.hub.pretrained import load_masked_lm
+from mlm.hub.tokenizer_config import TOKENIZER_CONFIG
 from mlm.model.attention import matrix_blocks
 from mlm.model.heads import MaskedLM, rule_out_unused_ids
 from mlm.model.loss import summed_cross_entropy
 from mlm.model.vocabulary import extend_vocabulary
 from mlm.optim.optimizer import build_optimizer
-from mlm.plan import planned_steps, total_parameters
+from mlm.plan import total_parameters
 from mlm.tokenizer import added_pieces, load_tokenizer, num_ids, tokenizer_digest
 from mlm.training.branch import branch_checkpoint, settle_branch, start_branch
-from mlm.training.engine import Ints, StepDataModule, StepModule, TrainingLoader
+from mlm.training.checkpoint import find_checkpoint
+from mlm.training.datamodule import PretrainDataModule, prepare_text
+from mlm.training.engine import StepModule
 from mlm.training.hardware import check_hardware
 from mlm.training.processes import end_with_parent, join_processes, start_processes
 from mlm.training.run import Recipe, reached_before, report_save_failure, restore, train_until_end
@@ -127,122 +127,6 @@ class PretrainModule(StepModule):
         return scores["loss"]
 
 
-class PretrainDataModule(StepDataModule):
-    """Masked rows of text for this rank.
-
-    Args:
-        config: the text, its masking, batch size and seed.
-        corpus: the prepared text; None: prepared when the Trainer asks.
-    """
-
-    corpus: Corpus
-
-    def __init__(self, config: PretrainConfig, corpus: Corpus | None = None):
-        super().__init__()
-        self.config: PretrainConfig = config
-        if corpus is not None:
-            self.set_corpus(corpus)
-
-    def set_corpus(self, corpus: Corpus) -> None:
-        """Use this text."""
-        self.corpus, size = corpus, self.config.trainer.global_batch_size
-        self._order = TrainingSampler(
-            len(corpus.train), self.config.seed, size, size, parts=corpus.train.parts
-        )
-
-    def prepare_data(self) -> None:
-        """Read, tokenize and pack the text, on one process per machine."""
-        self.setup("")
-
-    def setup(self, stage: str) -> None:
-        """Open the prepared text."""
-        if not hasattr(self, "corpus"):
-            self.set_corpus(prepare_text(self.config))
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of one pass over the text."""
-        return len(self.corpus.train)
-
-    def step_rows(self, step: int, rows: int) -> Ints:
-        """Return the row numbers of the optimizer step that begins after `rows` rows."""
-        return self._order.rows(self._index(rows)).rows
-
-    def _index(self, rows: int) -> Ints:
-        """Return the places in the run of the rows of a step; under a stock Trainer epochs are whole."""
-        end = rows + self.config.trainer.global_batch_size
-        return np.arange(rows, end if self.module().managed else min(end, self.epoch_end(rows)))
-
-    def num_tokens(self, rows: Ints) -> int:
-        """Return the tokens of some rows, padding excluded."""
-        return self.corpus.train.num_tokens(rows)
-
-    def train_dataloader(self) -> TrainingLoader:
-        """Return the training batches: without end in our own runs, else one pass per epoch."""
-        rate = self.config.masking.highest_mask_rate
-        masking = build_masking(self.config.masking, rate, self.corpus.tokenizer)
-        rows, workers = MaskedRows(self.corpus.train, masking, self.config.seed), self.config.data.num_workers
-
-        def batches() -> DataLoader[MaskedBatch]:
-            return DataLoader(
-                rows,
-                sampler=self._shares(),  # type: ignore[arg-type]
-                batch_size=None,
-                num_workers=(2 if self.on_gpu else 0) if workers is None else workers,
-                pin_memory=self.on_gpu,
-            )
-
-        managed, steps = self.module().managed, -(-self.num_rows // self.config.trainer.global_batch_size)
-        return TrainingLoader(batches, None if managed else steps * self.passes)
-
-    def _shares(self) -> Iterator[RowBatch]:
-        """Yield this rank's rows from the run's current place on, with the mask rate of their step."""
-        module = self.module()
-        step, rows = module.progress.step, module.progress.rows
-        rate_at, end = self.mask_rates(), None if module.managed else self.epoch_end(rows)
-        while end is None or rows < end:
-            index, rate = self._index(rows), rate_at(step)
-            for share in self.shares(index):
-                yield self._order.rows(share)._replace(mask_rate=rate)
-            step, rows = step + 1, rows + len(index)
-
-    def mask_rates(self) -> Callable[[int], float]:
-        """Return the mask rate as a function of the step.
-
-        Loader processes ask ahead of training, so the length of a run comes from its bounds where it can. A
-        run with a time limit learns its length on the way: until `Progress.mask_rate_steps` it is constant.
-        """
-        masking, settings, module = self.config.masking, self.config.trainer, self.module()
-        if not module.managed:
-            total = module.planned_steps()
-        elif settings.max_time is not None:
-            progress = module.progress
-            return lambda step: mask_rate_at(masking, step, *(progress.mask_rate_steps or (0, None)))
-        else:
-            total = planned_steps(settings, self.corpus.train.tokens_per_row * settings.global_batch_size)
-        return lambda step: mask_rate_at(masking, step, 0, total)
-
-    def val_dataloader(self) -> TrainingLoader:
-        """Return the held-out rows of this rank, with frozen masks at a rate that no schedule moves."""
-        masking = build_masking(
-            self.config.masking, self.config.masking.validation_mask_rate, self.corpus.tokenizer
-        )
-        trainer, size = self._trainer_of(), self.micro_batch_size
-        first, mine = (
-            frozen_batches(self.corpus.validation, masking, size, rank, trainer.world_size)
-            for rank in (0, trainer.global_rank)
-        )
-
-        def batches() -> Iterator[MaskedBatch]:
-            yield from mine
-            if len(mine) < len(first):  # the ranks need equally many: one more that predicts nothing
-                batch = next(iter(first))
-                batch["labels"] = torch.full_like(batch["labels"], IGNORE_INDEX)
-                yield batch
-
-        return TrainingLoader(batches, len(first))
-
-
 def pretrain(config: PretrainConfig) -> int:
     """Run pretraining from text to a saved model, or continue a stopped run.
 
@@ -262,25 +146,28 @@ def pretrain(config: PretrainConfig) -> int:
     if config.branch and not config.resume:
         config = settle_branch(config)
     with run_folder(config) as folder:
-        corpus, model = prepare(config)
+        corpus, model = prepare(config, folder if config.resume else None)
         return train(config, folder, corpus, model)
 
 
-def prepare(config: PretrainConfig) -> tuple[Corpus, MaskedLM]:
-    """Prepare the text and build the model that fits its vocabulary, or load the one to start from."""
+def prepare(config: PretrainConfig, stopped: Path | None = None) -> tuple[Corpus, MaskedLM]:
+    """Prepare the text and build the model that fits its vocabulary, or load the one to start from.
+
+    Args:
+        config: of the run.
+        stopped: folder of a run to resume, whose checkpoints serve where `init` is gone.
+    """
+    checkpoint = find_checkpoint(stopped / "checkpoints") if stopped and config.init else None
+    if stopped and checkpoint and not is_model(str(config.init)):
+        tokenizer = replace(config.tokenizer, path=str(stopped / "tokenizer"), add_tokens=None)
+        shape = {
+            name.removeprefix("model."): value
+            for name, value in checkpoint.content["identity"].items()
+            if name.startswith("model.")
+        }
+        return prepare_corpus(config.data, tokenizer), MaskedLM(from_plain(ModelConfig, shape))
     corpus = prepare_text(config)
     return corpus, build_model(config, corpus)
-
-
-def prepare_text(config: PretrainConfig) -> Corpus:
-    """Prepare the text, with the tokenizer of the model to start from if there is one."""
-    if config.init is None:
-        return prepare_corpus(config.data, config.tokenizer)
-    start = model_folder(config.init)
-    if config.model != ModelConfig():
-        log.warning("model.* is ignored: the shape is that of init=%s", config.init)
-    read_shape(start).check_fit(num_ids(load_tokenizer(start)), config.data.seq_len)  # before hours of work
-    return prepare_corpus(config.data, replace(config.tokenizer, path=str(start)))
 
 
 def build_model(config: PretrainConfig, corpus: Corpus) -> MaskedLM:
@@ -328,7 +215,7 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
             finish_run(config, folder, corpus, model, module.progress, reason)
         return 0
     if is_first_process():
-        write_text(folder / "tokenizer" / "tokenizer.json", corpus.tokenizer.to_str(pretty=True))
+        keep_tokenizer(config, folder / "tokenizer", corpus.tokenizer)
     recipe = Recipe(
         tokens_per_step=corpus.train.tokens_per_row * settings.global_batch_size,
         val_every=settings.val_every,
@@ -349,6 +236,15 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
     assert end.trainer is not None, "it has trained"
     end_tracking(end.trainer)
     return 128 + end.stop.signal if end.stop.signal else 0
+
+
+def keep_tokenizer(config: PretrainConfig, folder: Path, tokenizer: Tokenizer) -> None:
+    """Write the tokenizer into the run folder, with the settings of the model the run starts from."""
+    write_text(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
+    if config.init and is_model(config.init):
+        settings = model_folder(config.init) / TOKENIZER_CONFIG
+        if settings.is_file():
+            shutil.copy(settings, folder)
 
 
 def check_memory(config: ModelConfig) -> None:

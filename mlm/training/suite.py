@@ -34,8 +34,9 @@ from mlm.data.glue_sizes import odd_size
 from mlm.evaluation.submission import answer, answer_table, write_submission
 from mlm.files import write_json as write_summary
 from mlm.training.callbacks import Diverged
+from mlm.training.datamodule import forget
 from mlm.training.devices import run_on_devices, visible_devices
-from mlm.training.finetuning import finetune, forget
+from mlm.training.finetuning import finetune
 from mlm.training.run_folder import keep_config, run_folder
 from mlm.training.suite_report import track, write_report
 from mlm.training.tracking import resolve_tracking

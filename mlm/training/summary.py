@@ -25,7 +25,7 @@ from mlm.hub.tokenizer_config import longest_row
 from mlm.model.heads import MaskedLM
 from mlm.plan import count_parameters
 from mlm.tokenizer import tokenizer_digest
-from mlm.training.engine import Progress
+from mlm.training.progress import Progress
 from mlm.training.reporting import read_metrics
 from mlm.training.run_folder import resume_command
 
@@ -72,14 +72,15 @@ def finish_run(
     # A folder of this machine means nothing to whoever reads the card.
     facts = {name: summary[name] for name in summary if name not in ("model_dir", "branch", "best")}
     facts["sources"] = ", ".join(Path(source.path).name for source in config.data.sources)
+    start = folder / "tokenizer" if config.init else None
     save_pretrained(
         folder / "model",
         model,
         corpus.tokenizer,
-        model_max_length=(config.init and longest_row(config.init, model.config)) or config.data.seq_len,
+        model_max_length=(start and longest_row(start, model.config)) or config.data.seq_len,
         card=model_card(str(folder / "model"), model.config, facts, architecture_of(model.config)),
         rows=first_documents(corpus.validation),
-        start=config.init,
+        start=start,
     )
     plot_losses(read_metrics(folder / "metrics.csv"), folder / "plots" / "loss.png", corpus.unigram_entropy)
     write_json(folder / "summary.json", summary)

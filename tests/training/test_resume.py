@@ -3,6 +3,7 @@
 The signals and kills are real. What has to die does so in a forked process, which shares the imports.
 """
 
+import errno
 import json
 import os
 import random
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+import zipfile
 from dataclasses import replace
 
 import pytest
@@ -329,3 +331,52 @@ def test_a_damaged_table_of_metrics_is_named(tiny):
         file.write("garbage\n\0\n")
     with pytest.raises(InputError, match=r"metrics\.csv is damaged"):
         pretrain(replace(config, resume=True, trainer=replace(config.trainer, max_steps=8)))
+
+
+def test_a_run_whose_start_is_gone_resumes_to_the_bit(tiny, tmp_path):
+    pretrain(tiny(name="base"))
+    start = tmp_path / "start"
+    shutil.copytree(folder_of(tiny(name="base")) / "model", start)
+    whole, config = (tiny(name=name, init=str(start)) for name in ("whole", "stopped"))
+    pretrain(whole)
+    stopped = stopped_at(4, whole)
+    shutil.rmtree(start)
+    assert pretrain(replace(stopped, resume=True)) == 0
+    assert_equal_weights(weights(stopped), weights(whole))
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
+        files = [folder_of(one) / "model" / name for one in (whole, stopped)]
+        assert files[0].read_text() == files[1].read_text()
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE])
+def test_a_checkpoint_that_cannot_be_read_is_kept_and_no_run_starts_at_0(tiny, monkeypatch, error):
+    whole = tiny()
+    pretrain(whole)
+    config = stopped_at(4, whole)
+    table = (folder_of(config) / "metrics.csv").read_text()
+
+    def fail(path, *arguments, **options):
+        raise OSError(error, os.strerror(error), str(path))
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(InputError, match=r"step-00000004.ckpt cannot be read"),
+    ):
+        patch.setattr(zipfile, "ZipFile", fail)
+        pretrain(replace(config, resume=True))
+    assert (folder_of(config) / "checkpoints" / "step-00000004.ckpt").exists()
+    assert (folder_of(config) / "metrics.csv").read_text() == table
+    assert pretrain(replace(config, resume=True)) == 0
+    assert_equal_weights(weights(config), weights(whole))
+
+
+def test_damaged_checkpoints_do_not_start_a_run_at_0(tiny):
+    whole = tiny()
+    pretrain(whole)
+    config = stopped_at(4, whole)
+    table = (folder_of(config) / "metrics.csv").read_text()
+    (folder_of(config) / "checkpoints" / "step-00000004.ckpt").write_bytes(b"junk")
+    for _ in range(2):  # the second time the file has another name already
+        with pytest.raises(InputError, match=r"all checkpoints of .* are damaged"):
+            pretrain(replace(config, resume=True))
+    assert (folder_of(config) / "metrics.csv").read_text() == table
