@@ -337,7 +337,7 @@ def test_a_run_whose_start_is_gone_resumes_to_the_bit(tiny, tmp_path):
     pretrain(tiny(name="base"))
     start = tmp_path / "start"
     shutil.copytree(folder_of(tiny(name="base")) / "model", start)
-    whole, config = (tiny(name=name, init=str(start)) for name in ("whole", "stopped"))
+    whole = tiny(name="whole", init=str(start))
     pretrain(whole)
     stopped = stopped_at(4, whole)
     shutil.rmtree(start)

@@ -32,7 +32,7 @@ from mlm.evaluation.predict import predict_logits
 from mlm.evaluation.submission import answer
 from mlm.hub.pretrained import load_classifier, save_pretrained
 from mlm.model.heads import MaskedLM
-from mlm.training import finetuning
+from mlm.training import run
 from mlm.training.devices import run_on_devices
 from mlm.training.suite import finetune_all, write_failure
 from mlm.training.tracking import pretraining_run
@@ -133,15 +133,15 @@ def test_single_run_of_mnli_scores_both_sets_and_is_no_suite(tiny):
     assert not (folder_of(config) / "glue.json").exists()
 
 
-class Killed(finetuning.Stopwatch):
+class Killed(run.Clock):
     """Sends the signal of a cluster that wants its machine back, in the first run of RTE."""
 
     in_last_step = False
 
     def on_step_end(self, trainer, module):
         super().on_step_end(trainer, module)
-        last = self.progress.planned_steps if self.in_last_step else 2
-        if module.config.task == ["rte"] and module.config.seed == 1 and trainer.global_step == last:
+        last = module.progress.planned_steps if self.in_last_step else 2
+        if module.config.task == ["rte"] and module.config.seed == 1 and module.progress.step == last:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -150,10 +150,10 @@ def test_stopped_suite_goes_on_and_ends_as_if_it_had_not_been_stopped(tiny, monk
     whole, stopped = (tiny("sst2", "rte", name=name, seeds=[1, 2]) for name in ("whole", "stopped"))
     finetune_all(whole)
     with monkeypatch.context() as patch:
-        patch.setattr(finetuning, "Stopwatch", Killed)
+        patch.setattr(run, "Clock", Killed)
         patch.setattr(Killed, "in_last_step", in_last_step)
         assert finetune_all(stopped) == 128 + signal.SIGTERM
-    assert (folder_of(stopped) / "rte" / "seed-1" / "summary.json").exists() == in_last_step
+    assert not (folder_of(stopped) / "rte" / "seed-1" / "summary.json").exists()
     finished = [folder_of(stopped) / "sst2" / f"seed-{seed}" / "summary.json" for seed in (1, 2)]
     times = [path.stat().st_mtime_ns for path in finished]
     assert not (folder_of(stopped) / "glue.json").exists()
