@@ -23,8 +23,6 @@ OURS = re.compile(rf"(?:^|\s\s){PREFIX}(?:python|torchrun|sbatch|mlm) .*")
 """A command at the start of a line or after a title in a column before it."""
 MISTAKE = "hiden_size"
 """Part of the mistake that the pages show on purpose."""
-COMING = ("--trainer.devices", "--trainer.strategy")
-"""Keys that fine-tuning gets with the shared engine: empty this then (the mark is strict)."""
 
 
 def name_of(document: Path) -> str:
@@ -95,12 +93,7 @@ def of_our_parser(line: str) -> bool:
     return " benchmarks/" not in line and MISTAKE not in line
 
 
-def marked(line: str) -> object:
-    coming = "finetune.py" in line and any(key in line for key in COMING)
-    return pytest.param(line, marks=[pytest.mark.xfail(strict=True)] if coming else [])
-
-
-@pytest.mark.parametrize("line", [marked(line) for line in commands(DOCUMENTS) if of_our_parser(line)])
+@pytest.mark.parametrize("line", [line for line in commands(DOCUMENTS) if of_our_parser(line)])
 def test_command_parses(line):
     parse(line)
 

@@ -1,5 +1,6 @@
 """Several processes give the run that one process gives, whoever starts them."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 import torch
 from launching import (
     ALONE,
+    TRAIN,
     as_torchrun_says,
     finish,
     flags,
@@ -26,6 +28,7 @@ from launching import (
     wait_for,
 )
 from run_files import assert_equal_weights, column, folder_of, weights
+from safetensors.torch import load_file
 
 from mlm.config.data import SourceConfig
 from mlm.cores import available_cores
@@ -253,3 +256,61 @@ def workers(run):
     """The processes of a run, in the order of their start, without its helpers."""
     children = subprocess.run(["pgrep", "-P", str(run.pid), "-f", "train.py"], capture_output=True, text=True)
     return [int(line) for line in children.stdout.split()]
+
+
+LABELLED = "text,label\n" + "".join(f"the keeper {n % 2} waits for {n},{n % 2}\n" for n in range(90))
+
+
+def fine_tuned(tmp_path, encoder, name, *words):
+    """The command line of a fine-tuning run without dropout."""
+    (tmp_path / "table.csv").write_text(LABELLED)
+    script = str(Path(TRAIN).with_name("finetune.py"))
+    options = {
+        "model": encoder,
+        "data.train": tmp_path / "table.csv",
+        "head.dropout": 0,
+        "trainer.precision": "32-true",
+        "trainer.batch_size": 8,
+        "trainer.max_epochs": 2,
+        "runs_dir": tmp_path / "runs",
+        "logging.wandb": "disabled",
+        "name": name,
+    }
+    return [script, *(f"--{key}={value}" for key, value in options.items()), *words]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_fine_tuning_on_two_processes_equals_one(tiny, alone, tmp_path, strategy):
+    encoder = folder_of(alone) / "model"
+    launch([*ALONE, *fine_tuned(tmp_path, encoder, "one")])
+    launch(
+        [
+            *ALONE,
+            *fine_tuned(tmp_path, encoder, "two", "--trainer.devices=2", f"--trainer.strategy={strategy}"),
+        ]
+    )
+    one, two = (
+        load_file(tmp_path / "runs" / name / "model" / "model.safetensors") for name in ("one", "two")
+    )
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], atol=1e-5, rtol=1e-4)
+    summaries = [
+        json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("one", "two")
+    ]
+    assert summaries[0]["metrics"] == pytest.approx(summaries[1]["metrics"], abs=1e-5)
+    assert summaries[0]["val_loss"] == pytest.approx(summaries[1]["val_loss"], abs=1e-5)
+
+
+def test_fine_tuning_on_two_processes_resumes_to_the_bit_after_a_kill(tiny, alone, tmp_path):
+    encoder, more = folder_of(alone) / "model", ("--trainer.devices=2", "--trainer.save_every=1")
+    launch([*ALONE, *fine_tuned(tmp_path, encoder, "whole", *more)])
+    folder = tmp_path / "runs" / "killed"
+    with started([*ALONE, *fine_tuned(tmp_path, encoder, "killed", *more)]) as run:
+        wait_for(lambda: len(list(folder.glob("checkpoints/step-*.ckpt"))) > 1, run)
+        run.kill()
+    launch([*ALONE, *fine_tuned(tmp_path, encoder, "killed", *more, "--resume")])
+    one, two = (
+        load_file(tmp_path / "runs" / name / "model" / "model.safetensors") for name in ("whole", "killed")
+    )
+    for name in one:
+        assert torch.equal(one[name], two[name]), name
