@@ -358,12 +358,10 @@ def test_a_checkpoint_that_cannot_be_read_is_kept_and_no_run_starts_at_0(tiny, m
     def fail(path, *arguments, **options):
         raise OSError(error, os.strerror(error), str(path))
 
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(InputError, match=r"step-00000004.ckpt cannot be read"),
-    ):
+    with monkeypatch.context() as patch:
         patch.setattr(zipfile, "ZipFile", fail)
-        pretrain(replace(config, resume=True))
+        with pytest.raises(InputError, match=r"step-00000004.ckpt cannot be read"):
+            pretrain(replace(config, resume=True))
     assert (folder_of(config) / "checkpoints" / "step-00000004.ckpt").exists()
     assert (folder_of(config) / "metrics.csv").read_text() == table
     assert pretrain(replace(config, resume=True)) == 0
