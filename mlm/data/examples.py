@@ -85,7 +85,7 @@ class EncodedExamples(Dataset[LabelledBatch]):
         """Return a hash of tokens and labels."""
         hashed = hashlib.blake2b(digest_size=16)
         for array in (self.ids, self.types, self.offsets, self.labels):
-            hashed.update(b"" if array is None else np.ascontiguousarray(array))
+            hashed.update(b"" if array is None else array.tobytes())
         return hashed.hexdigest()
 
     def label_tensor(self, rows: Ints | slice = slice(None)) -> Tensor:

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -21,7 +22,7 @@ from mlm.config.launch import is_first_process
 from mlm.config.training import ScheduleConfig, TrainerConfig
 from mlm.optim.schedule import warmup_steps
 from mlm.training.checkpoint import checkpoint_path, checkpoint_step, saved_checkpoints
-from mlm.training.engine import StepCallback, StepModule, TrainingLoader
+from mlm.training.engine import StepCallback, TrainingLoader
 from mlm.training.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Diverged(InputError):
 class Clock(StepCallback):
     """Measures time and waiting; first in the list, so that the others see the new numbers."""
 
-    def on_train_start(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Start counting where the earlier run stopped."""
         super().on_train_start(trainer, module)
         self.restart(module.progress)
@@ -55,7 +56,7 @@ class Clock(StepCallback):
         self._start = time.monotonic() - progress.elapsed_s
         self._waited_s = 0.0
 
-    def on_step_end(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Read the clock."""
         before, loader = module.progress.elapsed_s, trainer.train_dataloader
         assert isinstance(loader, TrainingLoader)
@@ -84,7 +85,7 @@ class Validation(StepCallback):
     def __init__(self, every: int, keep_best: int, clock: Clock, *, at_start: bool = True):
         self.every, self.keep_best, self.clock, self.at_start = every, keep_best, clock, at_start
 
-    def on_train_start(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Score the untrained model; its time does not count as training."""
         super().on_train_start(trainer, module)
         progress = module.progress
@@ -94,7 +95,7 @@ class Validation(StepCallback):
             progress.validation_s = time.monotonic() - start
         self.clock.restart(progress)
 
-    def on_step_end(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Score if it is time, or if this was the last step."""
         progress, start = module.progress, time.monotonic()
         if progress.step % self.every == 0 or trainer.should_stop:
@@ -106,7 +107,7 @@ class Validation(StepCallback):
             self.clock.now(progress)
             module.on_validated(trainer)
 
-    def _score(self, trainer: pl.Trainer, module: StepModule) -> dict[str, float]:
+    def _score(self, trainer: pl.Trainer, module: Any) -> dict[str, float]:
         module.eval()
         batches = trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]
         with trainer.precision_plugin.forward_context(), torch.no_grad():
@@ -153,7 +154,7 @@ class Budget(StepCallback):
         if config.max_time is None and (excess := self._excess_of_warmup(math.ceil(self.allowed_steps))):
             raise InputError(f"{excess}; shorten schedule.warmup_steps or lengthen the run")
 
-    def on_train_start(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Plan the steps if they are known: from the start, or from the throughput of a run made longer."""
         super().on_train_start(trainer, module)
         progress = module.progress
@@ -179,7 +180,7 @@ class Budget(StepCallback):
             "reached"
         )
 
-    def on_step_end(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Plan once the throughput is known; stop where a bound is reached."""
         progress = module.progress
         done = progress.step
@@ -269,12 +270,12 @@ class SkippedSteps(StepCallback):
         self.config, self.checkpoints, self.save_every = config, checkpoints, save_every
         self._unread: list[tuple[Tensor, int, float, int]] = []
 
-    def on_train_start(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Remember the rows of the first step."""
         super().on_train_start(trainer, module)
         self._rows_before = module.progress.rows
 
-    def on_step_end(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Note the step; read the flags now and then, and always when a checkpoint is due."""
         step, rate = module.progress.step, max(group["lr"] for group in trainer.optimizers[0].param_groups)
         self._unread.append((module.skipped, step, rate, self._rows_before))
@@ -333,7 +334,7 @@ class CheckpointSaver(StepCallback):
     def __init__(self, folder: Path, config: TrainerConfig, save_every: int, clock: Clock):
         self.folder, self.config, self.save_every, self.clock = folder, config, save_every, clock
 
-    def on_step_end(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Save if it is time, then remove the older ones."""
         progress = module.progress
         step, best = progress.step, {step for _, step in progress.best}

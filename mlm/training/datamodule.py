@@ -108,7 +108,7 @@ class PretrainDataModule(StepDataModule):
         def batches() -> DataLoader[MaskedBatch]:
             return DataLoader(
                 rows,
-                sampler=self._shares(),  # type: ignore[arg-type]
+                sampler=self._shares(),
                 batch_size=None,
                 num_workers=(2 if self.on_gpu else 0) if workers is None else workers,
                 pin_memory=self.on_gpu,
@@ -135,6 +135,7 @@ class PretrainDataModule(StepDataModule):
         run with a time limit learns its length on the way: until `Progress.mask_rate_steps` it is constant.
         """
         masking, settings, module = self.config.masking, self.config.trainer, self.module()
+        total: int | None
         if not module.managed:
             total = module.planned_steps()
         elif settings.max_time is not None:

@@ -384,19 +384,19 @@ class StepCallback(pl.Callback):
 
     _seen = 0
 
-    def on_train_start(self, trainer: pl.Trainer, module: StepModule) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Remember where the run (re)starts."""
         self._seen = module.progress.step
 
-    def on_train_batch_end(  # type: ignore[override]
-        self, trainer: pl.Trainer, module: StepModule, outputs: Any, batch: Any, batch_idx: int
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Pass on the end of a micro-batch that ended an optimizer step."""
         if module.progress.step > self._seen:
             self._seen = module.progress.step
             self.on_step_end(trainer, module)
 
-    def on_step_end(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Act after an optimizer step."""
 
 

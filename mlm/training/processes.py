@@ -40,8 +40,8 @@ POLL_S = 0.2
 """Seconds between two looks at other processes."""
 GRACE_S = 1.0
 """Seconds that the other processes get to end by themselves after one has failed."""
-OWN_LAUNCH = "mlm"
-"""TORCHELASTIC_RUN_ID of the processes that this program starts."""
+PARENT = "MLM_PARENT"
+"""Environment variable with the process that started this one, if that was `start_processes`."""
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,8 @@ def start_processes(config: TrainerConfig, name: str | None) -> int | None:
         return None
     first = int(os.environ.get("NODE_RANK", "0")) * devices
     shared = {
-        "TORCHELASTIC_RUN_ID": OWN_LAUNCH,
+        PARENT: str(os.getpid()),
+        "TORCHELASTIC_RUN_ID": "mlm",
         "WORLD_SIZE": str(devices * num_nodes),
         "LOCAL_WORLD_SIZE": str(devices),
         "MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1"),
@@ -121,12 +122,12 @@ def _failure(status: int) -> int:
 
 def end_with_parent() -> None:
     """End this process when the one that started it is gone, if that was `start_processes`."""
-    if os.environ.get("TORCHELASTIC_RUN_ID") != OWN_LAUNCH:
+    parent = os.environ.get(PARENT)
+    if parent is None:
         return
-    parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == int(parent):
             time.sleep(POLL_S)
         os._exit(1)
 
@@ -135,8 +136,7 @@ def end_with_parent() -> None:
 
 def processes_sharing_cores() -> int:
     """Return how many processes share the cores of this machine; a launcher divides them itself."""
-    own = os.environ.get("TORCHELASTIC_RUN_ID") == OWN_LAUNCH
-    return int(os.environ["LOCAL_WORLD_SIZE"]) if own else 1
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if PARENT in os.environ else 1
 
 
 def cluster_environment() -> ClusterEnvironment:

@@ -20,7 +20,7 @@ from mlm.config.errors import InputError
 from mlm.config.launch import is_first_process
 from mlm.cores import busy_seconds, cores_to_run_on
 from mlm.files import replacing
-from mlm.training.engine import StepCallback, StepModule
+from mlm.training.engine import StepCallback
 from mlm.training.tracking import end_tracking, track_rows, tracked_step
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class MetricsTable(StepCallback):
         self._rows: list[dict[str, Any]] = []
         self._tokens = 0
 
-    def on_train_start(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Begin the table, or cut what an earlier run wrote after the checkpoint it resumes from."""
         super().on_train_start(trainer, module)
         step, self._tokens = module.progress.step, module.progress.tokens
@@ -72,19 +72,19 @@ class MetricsTable(StepCallback):
             if not step:
                 self._add(module)
 
-    def on_step_end(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Note the numbers of this step."""
         if trainer.is_global_zero:
             self._add(module)
             if len(self._rows) >= FLUSH_EVERY:
                 self.flush(trainer)
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, module: StepModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         """Write all rows up to the checkpoint: a resumed run continues with the next one."""
         if trainer.is_global_zero:
             self.flush(trainer)
 
-    def _add(self, module: StepModule) -> None:
+    def _add(self, module: Any) -> None:
         progress, metrics, module.step_metrics = module.progress, module.step_metrics, {}
         seconds = metrics.pop("throughput/step_s", None)
         if seconds:
@@ -111,7 +111,7 @@ class MetricsTable(StepCallback):
     def _track(self, trainer: pl.Trainer, rows: list[dict[str, Any]]) -> None:
         self._tracked = track_rows(trainer.loggers, self.path.parent, rows, self._tracked)
 
-    def on_exception(self, trainer: pl.Trainer, module: StepModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         """Write the noted rows, and end the tracked run: after an error nothing else does."""
         if trainer.is_global_zero:
             self.flush(trainer)
@@ -151,7 +151,7 @@ def _cell(text: str) -> float:
 class ProgressBar(StepCallback):
     """Shows loss, tokens per second and the time left."""
 
-    def on_train_start(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Open the bar."""
         super().on_train_start(trainer, module)
         progress = module.progress
@@ -166,7 +166,7 @@ class ProgressBar(StepCallback):
         )
         self._started = progress.tokens, progress.elapsed_s
 
-    def on_step_end(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Move the bar."""
         progress = module.progress
         self._bar.total = progress.planned_steps
@@ -179,11 +179,11 @@ class ProgressBar(StepCallback):
             self._bar.set_postfix(shown, refresh=False)
         self._bar.update(progress.step - self._bar.n)
 
-    def on_exception(self, trainer: pl.Trainer, module: StepModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         """Close the bar, so that the message has a line of its own."""
         self.teardown(trainer, module, "fit")
 
-    def teardown(self, trainer: pl.Trainer, module: StepModule, stage: str) -> None:
+    def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
         """Close the bar."""
         if hasattr(self, "_bar"):
             self._bar.close()
@@ -192,7 +192,7 @@ class ProgressBar(StepCallback):
 class BusyCores(StepCallback):
     """Warns once that other programs use the cores on which torch's threads wait for each other."""
 
-    def on_train_start(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Start watching, where threads wait and the user has not decided how."""
         super().on_train_start(trainer, module)
         threads = torch.get_num_threads()
@@ -201,7 +201,7 @@ class BusyCores(StepCallback):
         self._is_done = not (waits and is_first_process())
         self._before: tuple[float, float, float] | None = None
 
-    def on_step_end(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Compare all use of the cores with ours, every CHECK_EVERY_S seconds until the warning.
 
         The first step is left out: processes of ours may compile the model in it.

@@ -7,7 +7,7 @@ tensors, written by the first process, so that a run can go on with another stra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from mlm.config.model import ClassifierConfig
 from mlm.model.heads import MaskedLM, SequenceClassifier
 
 Model = TypeVar("Model", MaskedLM, SequenceClassifier)
@@ -46,10 +47,10 @@ def whole_model(model: Model) -> Model:
     state = model.state_dict()
     if not any(isinstance(value, DTensor) for value in state.values()):
         return model
-    is_classifier = isinstance(model, SequenceClassifier)
-    copy: Any = (
-        SequenceClassifier(model.config, model.classifier_config) if is_classifier else MaskedLM(model.config)
-    )
+    if isinstance(model, SequenceClassifier):
+        copy: Any = SequenceClassifier(model.config, cast(ClassifierConfig, model.classifier_config))
+    else:
+        copy = MaskedLM(model.config)
     copy.load_state_dict({name: whole(value) for name, value in state.items()})
     return copy
 

@@ -7,12 +7,13 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from mlm.training.engine import StepCallback, StepModule
+from mlm.training.engine import StepCallback
 from mlm.training.processes import reduce_over_ranks
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -34,7 +35,7 @@ class GracefulStop(StepCallback):
         self._alone = True
         self._asked: tuple[Tensor, torch.cuda.Event] | None = None
 
-    def setup(self, trainer: pl.Trainer, module: StepModule, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
         """Install the handlers, and switch Lightning's question to all ranks off.
 
         Lightning asks in each batch whether a rank received SIGTERM and waits for the answer of the GPU.
@@ -43,11 +44,11 @@ class GracefulStop(StepCallback):
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         self._install()
 
-    def on_fit_start(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_fit_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Block the signals while Lightning installs its handler."""
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
-    def on_train_start(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Replace Lightning's handler by ours."""
         super().on_train_start(trainer, module)
         self._install()
@@ -80,7 +81,7 @@ class GracefulStop(StepCallback):
         if self._alone:
             self.signal = self._received
 
-    def on_step_end(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Stop all ranks together as soon as one received a signal."""
         number = self._received or 0
         if not self._alone:
