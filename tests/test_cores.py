@@ -90,6 +90,8 @@ def test_processes_share_the_cores_unless_the_user_has_said_otherwise():
     cores = available_cores()
     assert threads("share_cores(1)") == min(threads("pass"), cores)
     assert threads(f"share_cores({cores})") == threads(f"share_cores({10 * cores})") == 1
+    later = f"share_cores({cores}); share_cores(1)"
+    assert threads(later) == threads("share_cores(1)"), "a later run gets its cores back"
     for wanted in (f"{cores}", f" {cores},2"):
         wish = {"OMP_NUM_THREADS": wanted}
         assert threads(f"share_cores({10 * cores})", **wish) == threads("pass", **wish)
