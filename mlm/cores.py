@@ -40,7 +40,7 @@ def available_cores(own_groups: Path = OWN_GROUPS, groups: Path = GROUPS) -> int
 def busy_seconds(stat: Path = STAT) -> float | None:
     """Return the busy time of the cores in the affinity mask, summed, whichever program used them.
 
-    Only differences have a meaning, as with `time.process_time`. None where there is no such table (not Linux).
+    Only differences have a meaning, as with `time.process_time`. None: not Linux.
 
     Args:
         stat: the kernel's table, see proc(5).

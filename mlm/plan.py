@@ -119,9 +119,9 @@ def print_plan(config: PretrainConfig) -> None:
     steps = planned_steps(trainer, tokens_per_step)
     shares = _shares(trainer)
     memory = training_memory(model, config.optimizer, shares or 1)
-    divided = {None: "undivided; fsdp2 divides it among the devices, ", 1: ""}.get(
-        shares, f"1/{shares} of all, "
-    )
+    divided = "" if shares == 1 else f"1/{shares} of all, "
+    if shares is None:
+        divided = "undivided; fsdp2 divides it among the devices, "
     lines: list[tuple[str, str]] = [
         ("parameters", f"{total_parameters(model):,}"),
         *((f"  {part}", f"{count:,}") for part, count in count_parameters(model).items()),
