@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stores import build_store
 
 from mlm.config.data import CorpusConfig, SourceConfig, TokenizerConfig
 from mlm.config.errors import InputError
@@ -19,7 +20,6 @@ from mlm.data.corpus import (
     prepare_tokenizer,
     split_documents,
 )
-from mlm.data.store import build_store
 from mlm.data.text import Text
 from mlm.tokenizer import encode_documents
 
