@@ -1,7 +1,7 @@
 """Documents to token ids, on all cores, each word tokenized once.
 
-- natural text repeats its words, and a look-up is many times cheaper than tokenization: `DocumentEncoder` keeps
-  the tokens of the words it has seen, within bounds, and is three times as fast for it
+- natural text repeats its words: `DocumentEncoder` keeps the tokens of the words it has seen, within bounds,
+  and is three times as fast for it
 - exact: a text is cut into words only where its tokenizer cuts too, whatever the characters around the cut
   (`_word_splitter`); with any other tokenizer the library encodes whole documents
 - `encode_in_order` spreads batches over processes and returns them in order: their number changes no token

@@ -4,9 +4,9 @@
   `manifest.json`; `TokenStore.as_dataset` and `datasets.Dataset.from_file` open the files as they are
 - columns: `input_ids` (large_list of uint16 or uint32, no special tokens), `text_hash`, `num_bytes` (uint64)
 - values and offsets are zero-copy numpy views: opening costs the same for any size
-- documents are in the order of the sources. A shard holds documents of one source and is cut by characters, so
-  it depends on the text alone: a killed run resumes with the missing shards, and several machines write a
-  share of the shards each, to the same bytes
+- documents are in the order of the sources; a shard holds documents of one source and is cut by characters,
+  so it depends on the text alone: a killed run resumes with the missing shards, and several machines write
+  a share of the shards each, to the same bytes
 - shards are written into a folder ending in `PARTIAL`, which is renamed once it is complete
 """
 
@@ -33,7 +33,7 @@ from mlm.data.cache import PARTIAL, check_room, reading
 from mlm.data.cleaning import first_of_equals
 from mlm.data.encoding import Encoded, encode_in_order
 from mlm.data.packing import Spans
-from mlm.files import disk_errors, remove, replacing, write_json
+from mlm.files import disk_errors, remove, replacing
 from mlm.tokenizer import SpecialTokens, text_groups
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class TokenStore:
         return sources
 
     def as_dataset(self) -> datasets.Dataset:
-        """Return the store as a memory-mapped Hugging Face dataset: one row a document, column `input_ids`."""
+        """Return the store as a memory-mapped `datasets.Dataset`: one row a document, column `input_ids`."""
         import datasets  # only now: it takes long to import
 
         shards = [datasets.Dataset.from_file(str(self.folder / name)) for name in self.manifest["shards"]]
@@ -234,7 +234,8 @@ def finish_store(
     for leftover in partial.glob(".*"):  # of a process that was killed while it wrote
         remove(leftover)
     manifest = {"version": STORE_VERSION, **totals, **facts, "sources": counted, "shards": names}
-    write_json(partial / "manifest.json", manifest)
+    with replacing(partial / "manifest.json") as temporary:
+        temporary.write_text(json.dumps(manifest, indent=1))
     partial.rename(folder)
     return TokenStore(folder)
 

@@ -101,7 +101,7 @@ def test_a_tiny_corpus_gives_one_row_and_a_warning(tmp_path, caplog):
     path.write_text("one sentence about a harbour\n")
     corpus = prepare_corpus(config(path, seq_len=512), VOCABULARY)
     assert (len(corpus.train), len(corpus.validation)) == (1, 1)
-    assert "trained on and validated on" in caplog.text
+    assert "it is used for training and for validation" in caplog.text
 
 
 def files_below(folder):
@@ -308,7 +308,7 @@ def test_a_source_with_nothing_to_train_on_gives_its_weight_away(tmp_path, docum
     sources = [SourceConfig(str(tmp_path / f"{name}.txt"), weight=1) for name in "ab"]
     corpus = prepare_corpus(CorpusConfig(sources=sources, document="line", deduplicate="exact"), VOCABULARY)
     assert [part.name for part in corpus.train.parts] == [sources[0].path]
-    assert "nothing is left to train on; its weight goes to the others" in caplog.text
+    assert "no text is left to train on; its weight goes to the others" in caplog.text
 
 
 def test_unknown_tokens_are_told_by_source(tmp_path, tokenizer, caplog):
@@ -413,7 +413,8 @@ def test_damage_in_the_cache_is_one_line_and_removing_it_helps(text, name, conte
     file.unlink()
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(InputError, match=r"^\S+ is damaged \(.+\); remove it and it is made anew") as error:
+    message = r"^\S+ is damaged \(.+\); remove it, and the next run makes it again"
+    with pytest.raises(InputError, match=message) as error:
         prepare_corpus(config(text), VOCABULARY)
     damaged = Path(str(error.value).split(" is damaged")[0])
     assert damaged in file.parents
@@ -440,6 +441,6 @@ def test_text_without_a_word_is_named(tmp_path):
 def test_giant_word_is_not_answered_with_what_was_done(tmp_path):
     path = tmp_path / "giant.txt"
     path.write_text("x" * 5000)
-    with pytest.raises(InputError, match="longer than it takes: train one of type bpe") as error:
+    with pytest.raises(InputError, match="is too long; train one of type bpe") as error:
         prepare_corpus(config(path), VOCABULARY)
     assert "on this text" not in str(error.value)
