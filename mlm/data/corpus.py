@@ -371,6 +371,6 @@ def _require_ordinary(counts: npt.NDArray[np.int64], special: SpecialTokens, con
     if counts.sum() == counts[list(special.ids)].sum():
         names = ", ".join(source.path for source in config.sources)
         raise InputError(
-            f"{names}: all tokens of the text are unknown to the vocabulary: every word has a new character or "
-            "is too long; train one of type bpe, which can write every text"
+            f"{names}: the vocabulary knows no token of the text; every word has a new character or is too "
+            "long: train one of type bpe, which can write every text"
         )
