@@ -137,9 +137,7 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
         else:
             _check_packages(text.config)
             log.info("training a %s vocabulary of %s entries", config.type, f"{config.vocab_size:,}")
-            documents: Iterable[str] = text.sample(config.max_bytes)
-            documents = distinct_texts(documents) if distinct else documents
-            tokenizer = train_tokenizer(documents, config, name=text.name)
+            tokenizer = train_on_text(text, config)
             text.check_unchanged()
             facts = {**to_plain(config), "sources": [{"path": source.path} for source in text.sources]}
             with replacing(folder) as temporary:
@@ -150,6 +148,14 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
     with reading(folder):
         tokenizer = load_tokenizer(folder)
     return load_tokenizer(folder, config.add_tokens) if config.add_tokens else tokenizer
+
+
+def train_on_text(text: Text, config: TokenizerConfig) -> Tokenizer:
+    """Train a vocabulary on a sample of the text, each document once if the corpus is deduplicated."""
+    documents: Iterable[str] = text.sample(config.max_bytes)
+    if text.config.deduplicate != "none":
+        documents = distinct_texts(documents)
+    return train_tokenizer(documents, config, name=text.name)
 
 
 def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) -> TokenStore | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
-import multiprocessing.connection
 import os
 import re
 import signal
@@ -259,8 +258,8 @@ def _encode_in_process(texts: list[str]) -> Encoded:
 
 
 def _end_with_parent() -> None:
-    """Exit once the main process has ended: a killed one ends no other."""
+    """Exit once the main process has ended: if it was killed, it could not end this one."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    multiprocessing.connection.wait([parent.sentinel])
+    parent.join()
     os._exit(1)
