@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+import mlm
 from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.tokenizer import (
@@ -441,6 +443,16 @@ def test_special_tokens_are_those_the_vocabulary_came_with():
     assert SpecialTokens.from_tokenizer(tokenizer).ids == (1, 3, 0, 2, 4)
     vocab = {token: number for number, token in enumerate([*names[6:], *names[:5]])}
     assert SpecialTokens.from_tokenizer(Tokenizer(models.WordPiece(vocab))).ids == (0, 1, 2, 3, 4)
+
+
+def test_special_tokens_are_listed_once() -> None:
+    """A module with several of the names would be a second list."""
+    lists = []
+    for path in Path(mlm.__file__).parent.rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        if len({node.value for node in nodes if isinstance(node, ast.Constant)} & {*SPECIAL_TOKENS}) > 1:
+            lists.append(path.name)
+    assert lists == ["special.py"]
 
 
 def test_ids_that_no_token_has_are_counted():

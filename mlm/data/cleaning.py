@@ -36,14 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def first_of_equals(text_hashes: npt.NDArray[np.uint64]) -> Flags:
-    """Return which documents are the first with their text, in at most 16 bytes a document, hashes included.
-
-    Args:
-        text_hashes: (N,) hash of each text.
-
-    Returns:
-        (N,) true for documents to keep.
-    """
+    """Return (N,) true for the first document of each hash (N,), in 16 bytes a document, hashes included."""
     first = np.zeros(len(text_hashes), np.bool_)
     parts = text_hashes.view(np.uint8)[::8] % np.uint8(HASH_PARTS)  # one of the bytes of each hash
     for part in range(HASH_PARTS):
@@ -69,15 +62,12 @@ def near_index() -> Any:
 
 
 def first_of_similar(documents: Iterable[npt.NDArray[np.integer]], kept: Flags, similarity: float) -> Flags:
-    """Return which documents stay when those similar to an earlier one that stays are dropped.
+    """Return (N,) true for the documents of `kept` (N,) that are not similar to an earlier one that stays.
 
     Args:
         documents: N documents, the tokens of each.
-        kept: (N,) false for documents dropped before.
+        kept: false for documents dropped before.
         similarity: estimated Jaccard similarity of their runs from which two documents count as similar.
-
-    Returns:
-        (N,) true for documents to keep.
 
     Raises:
         InputError: the package is not installed.

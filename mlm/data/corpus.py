@@ -105,12 +105,7 @@ def prepare_evaluation(config: CorpusConfig, tokenizer: Tokenizer) -> Rows:
 def prepare_store(
     config: CorpusConfig, tokenizer_config: TokenizerConfig, machine: tuple[int, int] = (1, 1)
 ) -> tuple[Tokenizer, TokenStore | None]:
-    """Prepare the vocabulary, and the token store or this machine's share of it.
-
-    Args:
-        config: the text.
-        tokenizer_config: the vocabulary.
-        machine: (i, n) for machine i of n; all of them train the same vocabulary.
+    """Prepare the vocabulary, and the token store or the share of machine i of n, `machine`.
 
     Returns:
         The tokenizer, and the store; None while other machines have shards to write.
@@ -246,7 +241,7 @@ def _kept(store: TokenStore, config: CorpusConfig) -> Bools:
 def split_documents(
     store: TokenStore, fraction: float, max_validation_tokens: int, kept: Bools | None = None
 ) -> tuple[Spans, Spans]:
-    """Divide a corpus into a training and a held-out part.
+    """Divide a corpus into the spans for training and for validation.
 
     A document is held out when the hash of its content is below `fraction`: duplicates are in one part, and
     text added later moves no document. With few documents, blocks of them are divided instead. No part is
@@ -255,11 +250,8 @@ def split_documents(
     Args:
         store: the corpus.
         fraction: share of the documents that is held out.
-        max_validation_tokens: bound of the validation tokens, drawn from all that is held out.
+        max_validation_tokens: bound of the validation tokens, drawn from the whole held-out part.
         kept: (N,) the documents to divide; None: all.
-
-    Returns:
-        The spans for training and for validation.
     """
     units, hashes = store.documents, store.text_hashes
     if kept is not None:

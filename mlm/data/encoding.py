@@ -202,8 +202,7 @@ def encode_in_order(
     if following is None:
         return
     spawn = multiprocessing.get_context("spawn")  # a fork would copy the library's threads half
-    start = tokenizer.to_str(), encode.known
-    with ProcessPoolExecutor(processes, spawn, _start_process, start) as pool:
+    with ProcessPoolExecutor(processes, spawn, _start_process, (tokenizer, encode.known)) as pool:
         try:
             yield from _spread(chain([following], batches), pool, processes * BATCHES_AHEAD)
         except BrokenProcessPool:
@@ -245,12 +244,12 @@ _encoder: DocumentEncoder
 """The encoder of a tokenizing process."""
 
 
-def _start_process(tokenizer: str, known: tuple[dict[str, int], _Words]) -> None:
+def _start_process(tokenizer: Tokenizer, known: tuple[dict[str, int], _Words]) -> None:
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores already
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process gets it too, and ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _encoder = DocumentEncoder(Tokenizer.from_str(tokenizer), known)
+    _encoder = DocumentEncoder(tokenizer, known)
 
 
 def _encode_in_process(texts: list[str]) -> Encoded:

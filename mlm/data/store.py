@@ -145,11 +145,11 @@ def write_shards(
     machine: tuple[int, int] = (1, 1),
     share_read: Callable[[], float | None] = lambda: 1.0,
 ) -> list[int]:
-    """Write the missing shards of a store.
+    """Write the missing shards of a store; memory holds a shard of tokens and a few batches of text.
 
     Args:
         folder: final place of the store.
-        sources: the documents of each, streamed; memory holds a shard of tokens and a few batches of text.
+        sources: the documents of each, streamed.
         tokenizer: encodes them.
         processes: number of cores that tokenize; changes no byte.
         machine: (i, n) writes the share of machine i of n, counted from 1: every n-th shard.
@@ -199,16 +199,13 @@ def write_shards(
 def finish_store(
     folder: Path, shards: list[int], sources: list[dict[str, Any]], facts: dict[str, Any]
 ) -> TokenStore | None:
-    """Write the manifest of a store whose shards are all written, and give it its name.
+    """Write the manifest and give the store its name; None as long as shards of other machines are missing.
 
     Args:
         folder: final place of the store.
         shards: the result of `write_shards`.
         sources: facts about each source, to which the counts are added.
-        facts: kept in the manifest.
-
-    Returns:
-        The store; None as long as shards of other machines are missing.
+        facts: further entries of the manifest.
 
     Raises:
         InputError: the text has no token at all.
@@ -301,8 +298,6 @@ def _source_counts(shards: list[pa.RecordBatch]) -> dict[str, int]:
         "num_documents": sum(len(shard) for shard in shards),
         "num_tokens": sum(len(shard.column("input_ids").values) for shard in shards),
         "num_bytes": sum(int(_view(shard.column("num_bytes")).sum()) for shard in shards),
-        **{
-            name: sum(int(shard.schema.metadata[name.encode()]) for shard in shards)
-            for name in ("num_unknown", "num_without_tokens")
-        },
+        "num_unknown": sum(int(shard.schema.metadata[b"num_unknown"]) for shard in shards),
+        "num_without_tokens": sum(int(shard.schema.metadata[b"num_without_tokens"]) for shard in shards),
     }

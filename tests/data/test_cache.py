@@ -122,7 +122,7 @@ def age(path: Path, days: float) -> None:
         os.utime(file, times=(time.time() - days * DAY_S - 60,) * 2)
 
 
-def test_list_says_what_is_there(cache: Path) -> None:
+def test_list_of_entries(cache: Path) -> None:
     entries = list_cache(cache)
     assert [(entry.kind, entry.path.name) for entry in entries] == [
         ("token store", "abc"),

@@ -135,7 +135,7 @@ def test_empty_text_trains_no_tokenizer(tmp_path: Path, capsys: pytest.CaptureFi
     assert not (tmp_path / "t").exists()
 
 
-def test_amount_of_text_is_bounded_and_told(
+def test_amount_of_text_is_bounded_and_logged(
     text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = str(tmp_path / "t")

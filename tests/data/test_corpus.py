@@ -203,7 +203,7 @@ def test_several_processes_prepare_together(text):
     assert all(run.returncode == 0 for run in runs)
 
 
-# ---------------------------------------------------------------------------- copies, mixes, what is told
+# ---------------------------------------------------------------------------- copies, mixes, log
 
 
 REPEATS = ["a lamp"] * 100 + ["the boat"] * 100 + [f"line {number} stands alone" for number in range(5)]
@@ -220,7 +220,7 @@ def tokens_of(part, store):
     return [tuple(store.tokens(*piece).tolist()) for piece in pieces]
 
 
-def test_duplicates_are_told_and_left_out_on_request(tmp_path, caplog):
+def test_duplicates_are_reported_and_left_out_on_request(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         corpus = prepare_corpus(repeats(tmp_path), VOCABULARY)
     assert (
@@ -311,7 +311,7 @@ def test_a_source_with_nothing_to_train_on_gives_its_weight_away(tmp_path, docum
     assert "no text is left to train on; its weight goes to the others" in caplog.text
 
 
-def test_unknown_tokens_are_told_by_source(tmp_path, tokenizer, caplog):
+def test_unknown_tokens_are_reported_by_source(tmp_path, tokenizer, caplog):
     vocabulary = tmp_path / "tokenizer.json"
     tokenizer.save(str(vocabulary))
     for name, text in (("good", "the boat\n"), ("bad", "the harbour waits\u03c8 every \u2602 lamp\n")):
@@ -325,7 +325,7 @@ def test_unknown_tokens_are_told_by_source(tmp_path, tokenizer, caplog):
     assert "unknown tokens: 2 (" in caplog.text
 
 
-def test_what_is_told_is_told_again_when_reused(text, caplog):
+def test_facts_are_logged_again_when_the_cache_is_reused(text, caplog):
     with caplog.at_level(logging.INFO):
         prepare_corpus(config(text), VOCABULARY)
         first = [record.message for record in caplog.records if record.message != "packing rows of 32 tokens"]
@@ -423,7 +423,7 @@ def test_damage_in_the_cache_is_one_line_and_removing_it_helps(text, name, conte
     assert prepare_corpus(config(text), VOCABULARY).unigram_entropy == before.unigram_entropy
 
 
-def test_missing_package_is_told_before_anything_is_made(text, monkeypatch):
+def test_missing_package_is_reported_before_any_work(text, monkeypatch):
     monkeypatch.setitem(sys.modules, "rensa", None)
     with pytest.raises(InputError, match="near needs the package rensa"):
         prepare_corpus(config(text, deduplicate="near"), VOCABULARY)
@@ -438,7 +438,7 @@ def test_text_without_a_word_is_named(tmp_path):
         prepare_corpus(config(path), VOCABULARY)
 
 
-def test_giant_word_is_not_answered_with_what_was_done(tmp_path):
+def test_giant_word_gets_the_right_remedy(tmp_path):
     path = tmp_path / "giant.txt"
     path.write_text("x" * 5000)
     with pytest.raises(InputError, match="is too long: train one of type bpe") as error:

@@ -110,7 +110,7 @@ def test_a_failure_leaves_nothing(tmp_path, tokenizer):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_loader_process_opens_it_anew(store):
+def test_a_loader_process_opens_it_again(store):
     other = pickle.loads(pickle.dumps(store))
     assert isinstance(other, TokenStore)
     assert np.array_equal(other.tokens(0, 5), store.tokens(0, 5))
@@ -206,7 +206,7 @@ def test_machines_share_the_shards(tmp_path, halves, tokenizer):
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_interrupted_work_goes_on_with_the_missing_shards(tmp_path, halves, tokenizer, caplog):
+def test_interrupted_work_resumes_with_the_missing_shards(tmp_path, halves, tokenizer, caplog):
     shards = write_shards(tmp_path / "whole", halves, tokenizer)
     finish_store(tmp_path / "whole", shards, FACTS, {})
 
@@ -265,7 +265,7 @@ def program(tmp_path, documents, tokenizer, folder, seconds=0.0, processes=2, **
     )
 
 
-def test_killed_run_goes_on_to_the_same_bytes(tmp_path, documents, tokenizer):
+def test_killed_run_resumes_to_the_same_bytes(tmp_path, documents, tokenizer):
     assert program(tmp_path, documents, tokenizer, tmp_path / "whole").wait() == 0
     run = program(tmp_path, documents, tokenizer, tmp_path / "killed", seconds=0.005)
     partial = tmp_path / "killed.partial"
