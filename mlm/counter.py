@@ -1,7 +1,7 @@
 """Counter-based random numbers: a pure function of integers, no generator state anywhere.
 
-A mask, a row order or a dropout seed is drawn from what it belongs to (seed, pass, row, position), so it is
-the same on any worker, rank and batch size and after any resume. The mixer is the finaliser of splitmix64
+A mask, a row order or a dropout seed is a function of its indices (seed, pass, row, position), so it is the
+same on any worker, rank and batch size and after any resume. The mixer is the finaliser of splitmix64
 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators"), chained over the counters.
 """
 

@@ -1,11 +1,11 @@
-"""Which tokens are predicted, and what the model sees there (Devlin et al. 2019, arXiv:1810.04805, sec. 3.1).
+"""The tokens to predict and their replacements (Devlin et al. 2019, arXiv:1810.04805, sec. 3.1).
 
 - a pure function of (seed, pass, row, position): the same masks on any worker, rank and batch size
 - a row has ceil(rate * (S - 2)) slots for predictions, as CLS and SEP have none, so shapes are static; unused
   slots carry the label -100
 - token: exactly the drawn number of tokens; whole_word and span: the same number, in whole units that fit
 - special tokens are never predicted and never drawn as a replacement
-- the rate may move over a run: it is a function of the optimizer step, never of who draws the batch
+- the rate may change over a run: it is a function of the optimizer step alone
 
 B rows, S tokens a row, M slots for predictions.
 """
@@ -27,7 +27,7 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Which draw a random number is for, so that no two draws share their bits.
+# The purpose of a random number, so that no two draws share their bits.
 _COUNT, _ORDER, _SPLIT, _REPLACEMENT = range(4)
 
 SPAN_STOP_RATE = 0.2
@@ -42,8 +42,8 @@ def mask_rate_at(config: MaskingConfig, step: int, first: int, total: int | None
     Args:
         config: the rates of the first and of the last step.
         step: finished optimizer steps, from 0.
-        first: the rate moves from this step on.
-        total: optimizer steps of the whole run; None while nobody knows.
+        first: the rate changes from this step on.
+        total: optimizer steps of the whole run; None while unknown.
     """
     if config.final_mask_rate is None or total is None or step <= first:
         return config.mask_rate
@@ -55,7 +55,7 @@ class MaskedTokens(NamedTuple):
     """A batch with its predictions."""
 
     input_ids: Ints
-    """(B, S) what the model sees."""
+    """(B, S) input of the model."""
     masked_positions: Ints
     """(B, M) places to predict, ascending; 0 in unused slots."""
     labels: Ints
@@ -68,7 +68,7 @@ class Masking:
 
     Args:
         config: strategy and the 80/10/10 split.
-        rate: share of the ordinary tokens to predict, in (0, 1]; the largest one where it changes.
+        rate: share of the ordinary tokens to predict, in (0, 1]; the largest if it changes.
         mask_id: id shown in place of a hidden token.
         is_special: (V,) bool, the ids that are never predicted nor drawn.
         starts_word: (V,) bool, the ids that begin a word; needed by whole_word only.
@@ -92,15 +92,15 @@ class Masking:
         Args:
             input_ids: (B, S) ids, padding included (padding is a special id); a row has CLS and SEP at least.
             seed: seed of the run.
-            passes: (B,) how often the data was gone through before.
+            passes: (B,) number of earlier passes over the data.
             rows: (B,) row numbers in the row table.
-            rate: share of the ordinary tokens to predict, at most `self.rate`; None: that.
+            rate: share of the ordinary tokens to predict, at most `self.rate`; None: `self.rate`.
         """
         rate = self.rate if rate is None else rate
         key = (seed, passes[:, None], rows[:, None])
         maskable = ~self.is_special[input_ids]
         count = maskable.sum(1, keepdims=True)
-        # floor(x + u) is x on average; a row that can be masked at all is.
+        # floor(x + u) is x on average; a row with a maskable token has at least one masked.
         budget = np.floor(rate * count + uniform(*key, _COUNT)).astype(np.int64)
         budget = np.clip(budget, np.minimum(count, 1), self.slots(input_ids.shape[1]))
         places = np.arange(input_ids.shape[1])[None, :]
@@ -111,7 +111,7 @@ class Masking:
         return MaskedTokens(shown, *self._fill_slots(input_ids, selected))
 
     def _replace(self, input_ids: Ints, key: tuple[int, Ints, Ints], places: Ints) -> Ints:
-        """Return what would be shown at each place if it were selected: [MASK], a random token, or itself."""
+        """Return the replacement of each place if it is selected: [MASK], a random token, or itself."""
         split = uniform(*key, _SPLIT, places)
         ordinary = np.flatnonzero(~self.is_special)
         drawn = ordinary[random_bits(*key, _REPLACEMENT, places) % np.uint64(len(ordinary))]
@@ -146,7 +146,7 @@ def _select_words(masking: Masking, ids: Ints, maskable: Bools, budget: Ints, or
         first = np.flatnonzero(begins[row])
         if not len(first):
             continue
-        # A word ends where the next begins or where the next special token stands.
+        # A word ends before the next word or special token.
         stops = np.flatnonzero(begins[row] | ~maskable[row])
         after = np.append(stops, ids.shape[1])[np.searchsorted(stops, first, side="right")]
         words = sorted(zip(order[row, first], first, after, strict=True))
@@ -155,9 +155,7 @@ def _select_words(masking: Masking, ids: Ints, maskable: Bools, budget: Ints, or
             if end - start <= left:
                 selected[row, start:end] = True
                 left -= int(end - start)
-        if (
-            left == budget[row]
-        ):  # every word is longer than the budget: hide one that the slots can hold, or cut one
+        if left == budget[row]:  # every word is too long: hide one that the slots can hold, or cut one
             slots = masking.slots(ids.shape[1])
             start, end = next(
                 ((a, b) for _, a, b in words if b - a <= slots), (words[0][1], words[0][1] + left)

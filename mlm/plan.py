@@ -1,4 +1,4 @@
-"""What a model and its training cost, from the configuration alone: parameters, arithmetic, memory, budget.
+"""The cost of a model and its training, from the configuration alone: parameters, FLOPs, memory, budget.
 
 D hidden size, E width of the embedding tables, F feed-forward width, L layers, S tokens a row, V vocabulary.
 """
@@ -14,6 +14,7 @@ from mlm.config.errors import InputError
 from mlm.config.experiment import PretrainConfig
 from mlm.config.model import ModelConfig
 from mlm.config.training import OptimizerConfig, TrainerConfig
+from mlm.files import format_bytes
 
 FLOAT_BYTES = 4
 """Weights, gradients and optimizer state are kept in float32, in mixed precision too."""
@@ -24,7 +25,7 @@ def count_parameters(config: ModelConfig, num_labels: int | None = None) -> dict
 
     Args:
         config: the model.
-        num_labels: outputs of the classifier that is its head; None: its head is that for masked tokens.
+        num_labels: outputs of its classifier head; None: its head predicts masked tokens.
 
     Raises:
         InputError: a size of the tables is still null.
@@ -54,14 +55,14 @@ def flops_per_token(
     """Return the floating-point operations of training on one token, forward and backward.
 
     A matrix of n elements costs 6 n (a multiplication and an addition, three times), attention 12 D for each
-    token that is seen. What is not a matrix product is left out. The head is computed for masked tokens only,
-    and so is the last layer but for its keys and values.
+    token attended to; anything but matrix products is left out. The head is computed for masked tokens only,
+    and so is the last layer, except for its keys and values.
 
     Args:
         config: the model.
         seq_len: S.
         masked_fraction: predicted tokens per token, in [0, 1].
-        whole_layers: count the last layer at every token, as papers do, though it is not computed there.
+        whole_layers: count the last layer at every token, as papers do.
     """
     D, L, W = config.hidden_size, config.num_hidden_layers, config.output_width
     *seen, seen_by_last = (tokens_seen(config, layer, seq_len) for layer in range(L))
@@ -74,23 +75,28 @@ def flops_per_token(
 
 
 def tokens_seen(config: ModelConfig, layer: int, seq_len: int) -> float:
-    """Return how many tokens one attends to in a layer, itself included, on average over a full row."""
+    """Return how many tokens a token attends to in a layer, itself included: the mean over a full row."""
     reach = min(config.local_attention // 2 if config.is_local(layer) else seq_len, seq_len - 1)
-    one_side = reach - reach * (reach + 1) / 2 / seq_len  # less what is cut off at the end of the row
+    one_side = reach - reach * (reach + 1) / 2 / seq_len  # less those beyond the end of the row
     return 1 + one_side * (1 if config.attention == "causal" else 2)
 
 
-def training_memory(config: ModelConfig, optimizer: OptimizerConfig) -> dict[str, int]:
-    """Return the bytes that training holds on each device all the time, by part; activations come on top.
+def training_memory(config: ModelConfig, optimizer: OptimizerConfig, shares: int = 1) -> dict[str, int]:
+    """Return the bytes that training keeps on each device, by part, without activations.
 
     AdamW keeps two numbers for each parameter, Muon one for each element of a hidden matrix.
+
+    Args:
+        config: the model.
+        optimizer: its optimizer.
+        shares: the number of devices that the bytes are divided among, as fsdp2 does.
     """
     total = total_parameters(config)
     frozen = config.position_rows * config.embedding_width if config.position_embedding == "sinusoidal" else 0
     trained = total - frozen
     by_muon = _hidden_matrices(config) if optimizer.name == "muon" else 0
     numbers = {"weights": total, "gradients": trained, "optimizer": 2 * trained - by_muon}
-    return {part: number * FLOAT_BYTES for part, number in numbers.items()}
+    return {part: -(-number // shares) * FLOAT_BYTES for part, number in numbers.items()}
 
 
 def planned_steps(trainer: TrainerConfig, tokens_per_step: float) -> int | None:
@@ -100,7 +106,7 @@ def planned_steps(trainer: TrainerConfig, tokens_per_step: float) -> int | None:
 
 
 def print_plan(config: PretrainConfig) -> None:
-    """Print what the run would cost.
+    """Print the cost of a run.
 
     Raises:
         InputError: the model does not fit the rows or the vocabulary.
@@ -111,14 +117,18 @@ def print_plan(config: PretrainConfig) -> None:
     flops = flops_per_token(model, seq_len, slots / seq_len)
     tokens_per_step = trainer.global_batch_size * seq_len
     steps = planned_steps(trainer, tokens_per_step)
-    memory = training_memory(model, config.optimizer)
+    shares = _shares(trainer)
+    memory = training_memory(model, config.optimizer, shares or 1)
+    divided = "" if shares == 1 else f"1/{shares} of all, "
+    if shares is None:
+        divided = "undivided; fsdp2 divides it among the devices, "
     lines: list[tuple[str, str]] = [
         ("parameters", f"{total_parameters(model):,}"),
         *((f"  {part}", f"{count:,}") for part, count in count_parameters(model).items()),
         ("vocabulary", f"{model.vocab_size:,} rows"),
         ("FLOPs a token", f"{_short(flops)}, forward and backward, {slots} of {seq_len} tokens predicted"),
-        ("memory a device", f"{_short(sum(memory.values()))}B, activations not counted"),
-        *((f"  {part}", f"{_short(count)}B") for part, count in memory.items()),
+        ("memory a device", f"{format_bytes(sum(memory.values()))}, {divided}activations not counted"),
+        *((f"  {part}", format_bytes(count)) for part, count in memory.items()),
         ("tokens a step", f"{tokens_per_step:,}, if all {trainer.global_batch_size} rows are full"),
     ]
     if steps is not None:
@@ -134,8 +144,16 @@ def print_plan(config: PretrainConfig) -> None:
         print(f"{name:<17}{text}")
 
 
+def _shares(trainer: TrainerConfig) -> int | None:
+    """Return the number of devices that the memory is divided among; None: unknown before the start."""
+    if trainer.strategy != "fsdp2":
+        return 1
+    nodes = 1 if trainer.num_nodes == "auto" else trainer.num_nodes
+    return None if trainer.devices == "auto" else trainer.devices * nodes
+
+
 def _tokenizer_size(config: TokenizerConfig) -> int:
-    """Entries of the vocabulary: of the one that is reused, or of the one to be trained."""
+    """Return the entries of the vocabulary to reuse or to train."""
     if config.path is None:
         return config.vocab_size
     path = Path(config.path)
@@ -181,7 +199,7 @@ def _layer_matrices(config: ModelConfig) -> int:
 
 
 def _hidden_matrices(config: ModelConfig) -> int:
-    """Elements of all matrices that are no tables."""
+    """Elements of all matrices except embedding tables."""
     D, E = config.hidden_size, config.embedding_width
     projection = E * D if config.embedding_size else 0
     return _layer_matrices(config) + projection + (D * config.output_width if config.head_transform else 0)

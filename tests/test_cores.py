@@ -34,7 +34,7 @@ def cores_of(tmp_path, own, files):
         {"a/b/cpu.max": ""},
     ],
 )
-def test_without_a_quota_it_is_what_the_process_may_run_on(tmp_path, files):
+def test_without_a_quota_the_affinity_mask_counts(tmp_path, files):
     assert cores_of(tmp_path, "0::/a/b\n", files) == HERE
 
 
@@ -73,7 +73,7 @@ def test_a_quota_is_kept_and_rounded_down(tmp_path, own, files):
         ("1:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}),
     ],
 )
-def test_the_first_version_has_its_own_way_to_say_no_limit(tmp_path, own, files):
+def test_version_1_without_a_limit(tmp_path, own, files):
     assert cores_of(tmp_path, own, files) == HERE
 
 
@@ -81,7 +81,7 @@ def test_without_control_groups(tmp_path):
     assert available_cores(tmp_path / "missing", tmp_path) == HERE
 
 
-def test_processes_share_the_cores_unless_the_user_has_said_otherwise():
+def test_processes_share_the_cores_unless_the_user_sets_threads():
     def threads(call, **environment):
         mine = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         code = [sys.executable, "-c", THREADS.format(call)]
@@ -90,6 +90,8 @@ def test_processes_share_the_cores_unless_the_user_has_said_otherwise():
     cores = available_cores()
     assert threads("share_cores(1)") == min(threads("pass"), cores)
     assert threads(f"share_cores({cores})") == threads(f"share_cores({10 * cores})") == 1
+    later = f"share_cores({cores}); share_cores(1)"
+    assert threads(later) == threads("share_cores(1)"), "a later run gets its cores back"
     for wanted in (f"{cores}", f" {cores},2"):
         wish = {"OMP_NUM_THREADS": wanted}
         assert threads(f"share_cores({10 * cores})", **wish) == threads("pass", **wish)
@@ -104,7 +106,7 @@ cpu0 100 20 30 5000 70 6 4 40 300 0
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no Linux")
-def test_seconds_that_the_own_cores_have_worked(tmp_path):
+def test_busy_seconds_of_the_own_cores(tmp_path):
     """All but idle and waiting for the disk; a guest's share is in the user's already."""
     before, path = os.sched_getaffinity(0), tmp_path / "stat"
     path.write_text(STAT.format(rest="cpu12 1000000 0 0 0 0 0 0 0 0 0\n"))
@@ -120,7 +122,7 @@ def test_seconds_that_the_own_cores_have_worked(tmp_path):
     assert busy_seconds(path) is None
 
 
-def test_where_nobody_may_choose_cores_nothing_is_said_of_them(monkeypatch):
+def test_without_an_affinity_mask(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     assert busy_seconds() is None
     assert available_cores() >= 1

@@ -14,7 +14,7 @@ LAYERS = {
     "mlm.files": 1,
     "mlm.cores": 1,
     "mlm.counter": 1,
-    "mlm.plan": 1,
+    "mlm.plan": 2,
     "mlm.tokenizer": 2,
     "mlm.masking": 2,
     "mlm.optim": 2,

@@ -253,10 +253,28 @@ def test_plan_prints_what_the_functions_say(capsys):
     assert found["embeddings"] == "7,945,216"
     assert found["FLOPs a token"].startswith("23.8 M, ")
     assert found["optimizer"] == "89.6 MB"
-    assert found["memory a device"].startswith("179 MB")
+    assert found["memory a device"] == "179.2 MB, activations not counted"
     assert found["tokens a step"].startswith("4,096")
     assert found["steps"] == "245"
     assert found["tokens"] == "1,003,520"
+
+
+@pytest.mark.parametrize(
+    ("words", "optimizer", "memory"),
+    [
+        (["--trainer.devices", "8"], "11.2 MB", "22.4 MB, 1/8 of all, "),
+        (["--trainer.devices", "4", "--trainer.num_nodes", "4"], "5.6 MB", "11.2 MB, 1/16 of all, "),
+        (["--trainer.devices", "1"], "89.6 MB", "179.2 MB, "),
+        ([], "89.6 MB", "179.2 MB, undivided; fsdp2 divides it among the devices, "),
+    ],
+)
+def test_fsdp2_divides_the_memory_among_the_devices(capsys, words, optimizer, memory):
+    model = ["--config", "bert-mini", "--model.vocab_size", "30522", "--optimizer.name", "adamw"]
+    found = plan_of(capsys, *model, "--trainer.strategy", "fsdp2", *words)
+    assert found["memory a device"].strip() == f"{memory}activations not counted"
+    assert found["optimizer"].strip() == optimizer
+    undivided = plan_of(capsys, *model, "--trainer.strategy", "ddp", *words)
+    assert undivided["memory a device"].strip() == "179.2 MB, activations not counted"
 
 
 def test_plan_needs_neither_text_nor_end(capsys, tmp_path, tokenizer):

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+import mlm
 from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.tokenizer import (
@@ -280,14 +283,16 @@ def test_word_with_an_unseen_character_is_one_unknown_token() -> None:
 
 
 def test_training_reads_no_more_than_needed() -> None:
-    def endless() -> object:
-        yield from ["some words"] * 100
+    read: list[str] = []
+
+    def long() -> Iterator[str]:
+        for document in ["some words"] * 100:
+            read.append(document)
+            yield document
         raise AssertionError("read too far")
 
-    progress: list[int] = []
-    bounded = replace(WORDPIECE, max_bytes=95)
-    tokenizer = train_tokenizer(endless(), bounded, progress.append)  # type: ignore[arg-type]
-    assert sum(progress) == 100
+    tokenizer = train_tokenizer(long(), replace(WORDPIECE, max_bytes=95))
+    assert sum(map(len, read)) == 100
     assert tokenizer_digest(tokenizer) == tokenizer_digest(
         train_tokenizer(["some words"] * 9 + ["some "], WORDPIECE)
     )
@@ -438,6 +443,16 @@ def test_special_tokens_are_those_the_vocabulary_came_with():
     assert SpecialTokens.from_tokenizer(tokenizer).ids == (1, 3, 0, 2, 4)
     vocab = {token: number for number, token in enumerate([*names[6:], *names[:5]])}
     assert SpecialTokens.from_tokenizer(Tokenizer(models.WordPiece(vocab))).ids == (0, 1, 2, 3, 4)
+
+
+def test_special_tokens_are_listed_once() -> None:
+    """A module with several of the names would be a second list."""
+    lists = []
+    for path in Path(mlm.__file__).parent.rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        if len({node.value for node in nodes if isinstance(node, ast.Constant)} & {*SPECIAL_TOKENS}) > 1:
+            lists.append(path.name)
+    assert lists == ["special.py"]
 
 
 def test_ids_that_no_token_has_are_counted():

@@ -1,10 +1,10 @@
-"""The folder of prepared text: where it is, how things in it are made whole or not at all, what it holds.
+"""The cache of prepared text: its place, its locks, its contents.
 
     stores/KEY/  tokenizers/KEY/  python-docs-KEY.jsonl  digests.json
 
-- everything is named by a key of what decides its content, so nothing in it is ever out of date
-- a process that makes something holds its lock; others wait and find it
-- what a killed process left behind has a name with a leading dot, and a store in work ends in `PARTIAL`
+- the key of an entry is a hash of everything that decides its content, so no entry is ever out of date
+- a process that writes an entry holds its lock; the others wait and then use it
+- leftovers of killed processes have names with a leading dot; an unfinished store ends in `PARTIAL`
 """
 
 from __future__ import annotations
@@ -25,23 +25,21 @@ from filelock import FileLock, Timeout
 
 import mlm
 from mlm.config.errors import InputError
-from mlm.files import disk_errors, format_bytes, free_space, remove
+from mlm.files import disk_errors, format_bytes, free_space, remove, shorten
 
 PARTIAL = ".partial"
-"""End of the name of a store that is not finished."""
+"""Suffix of an unfinished store."""
 USED = "used"
-"""File in a store or vocabulary whose time says when it was used last."""
+"""File in a store or vocabulary whose modification time is the last use."""
 DAY_S = 86_400
 
 log = logging.getLogger(__name__)
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """Return where prepared text is kept: as given, $MLM_CACHE, in the checkout, or in the home folder."""
-    if cache_dir:
-        return Path(cache_dir).expanduser()
-    if os.environ.get("MLM_CACHE"):
-        return Path(os.environ["MLM_CACHE"]).expanduser()
+    """Return the cache folder: `cache_dir`, $MLM_CACHE, data/cache in a checkout, or ~/.cache/mlm."""
+    if chosen := cache_dir or os.environ.get("MLM_CACHE"):
+        return Path(chosen).expanduser()
     checkout = Path(mlm.__file__).parent.parent
     if (checkout / "pyproject.toml").exists():
         return checkout / "data" / "cache"
@@ -49,22 +47,20 @@ def cache_folder(cache_dir: str | None) -> Path:
 
 
 def content_key(*parts: Any) -> str:
-    """Return a short name for plain JSON values."""
+    """Return a short hash of plain JSON values."""
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 
 
 @contextlib.contextmanager
 def locked(path: Path, part: str = "") -> Iterator[None]:
-    """Let one process at a time make `path`, or one part of it; the others wait and find it."""
-    if path.exists():  # it was renamed into place, so it is whole; the cache may be read-only
+    """Let one process at a time make `path`, or a part of it; the others wait and find it."""
+    if path.exists():  # it was renamed into place, so it is complete; the cache may be read-only
         yield
         return
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}{part}.lock")):
-        for leftover in (
-            path.parent.glob(f".{path.name}.*") if not part else ()
-        ):  # of a process that was killed
+        for leftover in [] if part else path.parent.glob(f".{path.name}.*"):  # of a killed process
             if leftover.suffix != ".lock":
                 remove(leftover)
         yield
@@ -72,30 +68,26 @@ def locked(path: Path, part: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Turn what goes wrong while something prepared is opened into one line.
+    """Turn errors on opening a cache entry into one line.
 
     Raises:
-        InputError: names what is damaged, and says how it is made anew.
+        InputError: names the damaged entry and the remedy.
     """
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError, EOFError, StopIteration) as error:
         reason = " ".join(str(error).split())[:200] or "it ends too early"
         raise InputError(
-            f"{folder} is damaged ({reason}); remove it and it is made anew "
-            "(`mlm prepare --clean all` removes all that is prepared)"
+            f"{folder} is damaged ({reason}); remove it, and the next run makes it again "
+            "(`mlm prepare --clean all` empties the cache)"
         ) from error
 
 
 def check_room(path: Path, needed: float) -> None:
-    """Check that what is about to be written will fit.
-
-    Args:
-        path: a place on the disk in question.
-        needed: bytes.
+    """Check that the disk of `path` has `needed` free bytes.
 
     Raises:
-        InputError: there is less room.
+        InputError: it has fewer.
     """
     free = free_space(path)
     if free < needed:
@@ -106,24 +98,24 @@ def check_room(path: Path, needed: float) -> None:
 
 
 def mark_used(folder: Path) -> None:
-    """Note that a store or vocabulary is used now; where that cannot be written it is as old as it is."""
+    """Record that a store or vocabulary is used now, unless the cache is read-only."""
     with contextlib.suppress(OSError):
         (folder / USED).touch()
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """Something in the cache."""
+    """A file or folder of the cache."""
 
     path: Path
     kind: str
-    """What it is: token store, unfinished store, vocabulary, text, leftover."""
+    """token store, unfinished store, vocabulary, text or leftover."""
     size: int
     """Bytes on disk."""
     used: float
-    """When it was used last, in seconds of the epoch."""
+    """Time of the last use, in seconds of the epoch."""
     about: str
-    """What is in it, in words."""
+    """Its tokens and sources."""
 
     def line(self, now: float) -> str:
         """Return the entry in one line."""
@@ -134,7 +126,7 @@ class CacheEntry:
 
 
 def list_cache(cache: Path) -> list[CacheEntry]:
-    """Return what the cache holds, largest first; files of a few bytes that manage it are left out."""
+    """Return the entries of a cache, largest first, without locks and the digests."""
     paths = [*cache.glob("stores/*"), *cache.glob("tokenizers/*"), *cache.glob("*.jsonl")]
     paths += cache.glob(".python-docs*")
     entries = [_entry(path) for path in paths if path.suffix != ".lock"]
@@ -142,9 +134,9 @@ def list_cache(cache: Path) -> list[CacheEntry]:
 
 
 def clean_cache(cache: Path, days: float) -> list[CacheEntry]:
-    """Remove what was not used for so many days, and return what that was; 0 removes everything.
+    """Remove and return the entries not used for so many days; 0 removes all of them.
 
-    A store that another process is making at the moment is left alone.
+    An entry that another process is making now stays.
     """
     removed = []
     for entry in list_cache(cache):
@@ -160,29 +152,24 @@ def clean_cache(cache: Path, days: float) -> list[CacheEntry]:
                 for lock in locks:
                     lock.unlink(missing_ok=True)
         except Timeout:
-            log.warning("%s is being made at the moment: left alone", entry.path)
+            log.warning("%s is being made by another process: not removed", entry.path)
             continue
         removed.append(entry)
     return removed
 
 
 def _entry(path: Path) -> CacheEntry:
-    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
-    stats = [file.stat() for file in files] or [path.stat()]
-    used = max(stat.st_mtime for stat in stats)
-    kind, about = "leftover", ""
-    if not path.name.startswith("."):
-        kind = {"stores": "token store", "tokenizers": "vocabulary"}.get(path.parent.name, "text")
-        if path.name.endswith(PARTIAL):
-            kind = "unfinished store"
-        about = _about(path)
-    return CacheEntry(path, kind, sum(stat.st_size for stat in stats), used, about)
-
-
-def _about(path: Path) -> str:
+    stats = [file.stat() for file in path.rglob("*") if file.is_file()] or [path.stat()]
+    kind = {"stores": "token store", "tokenizers": "vocabulary"}.get(path.parent.name, "text")
+    if path.name.startswith("."):
+        kind = "leftover"
+    elif path.name.endswith(PARTIAL):
+        kind = "unfinished store"
+    about = ""
     for name in ("manifest.json", "facts.json"):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             facts = json.loads((path / name).read_text())
-            tokens = f"{facts['num_tokens']:,} tokens of " if "num_tokens" in facts else ""
-            return tokens + ", ".join(source["path"] for source in facts["sources"])
-    return ""
+            about = f"{facts['num_tokens']:,} tokens of " if "num_tokens" in facts else ""
+            about += shorten([source["path"] for source in facts["sources"]])
+    size, used = sum(stat.st_size for stat in stats), max(stat.st_mtime for stat in stats)
+    return CacheEntry(path, kind, size, used, about)

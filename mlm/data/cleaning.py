@@ -1,11 +1,11 @@
-"""Which documents of a token store are copies of an earlier one.
+"""Duplicate documents of a token store.
 
-Nothing is removed from the store, copies are only left out of the rows made from it: one store serves a
-corpus with and without them, and neither the number of processes that wrote it nor of machines plays a part.
+Duplicates stay in the store and are only left out of the rows made from it, so one store serves a corpus
+with and without them.
 
-- exact: by the 64-bit hash of the text; that two of a billion different texts share one has a chance of 3 %
-- near: by MinHash (Broder 1997) of the runs of `RUN_TOKENS` tokens, so case and spaces count as the
-  vocabulary counts them; the `rensa` package finds candidates and compares their signatures
+- exact: by the 64-bit hash of the text; two of a billion different texts share one with a probability of 3 %
+- near: by MinHash (Broder 1997) of the runs of `RUN_TOKENS` tokens, so the vocabulary decides whether case
+  and spaces count; the `rensa` package finds candidates and compares their signatures
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from mlm.config.errors import InputError
 from mlm.files import format_bytes
 
 RUN_TOKENS = 5
-"""Tokens of the runs that two similar documents share."""
+"""Tokens of a run."""
 NUM_HASHES = 128
-"""Numbers in the signature of a document: similarity is estimated to about 1 / sqrt(NUM_HASHES)."""
+"""Numbers in the signature of a document; the error of a similarity is about 1 / sqrt(NUM_HASHES)."""
 HASH_PARTS = 16
-"""Hashes are sorted in so many parts, one after the other, to need little memory."""
+"""Hashes are sorted in this many parts, one after the other, to save memory."""
 
 Flags = npt.NDArray[np.bool_]
 
@@ -36,16 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def first_of_equals(text_hashes: npt.NDArray[np.uint64]) -> Flags:
-    """Return which documents are the first with their text, in the order of the sources.
-
-    Takes up to 16 bytes a document, of which 8 are the hashes.
-
-    Args:
-        text_hashes: (N,) hash of each text.
-
-    Returns:
-        (N,) true for documents to keep.
-    """
+    """Return (N,) true for the first document of each hash (N,), in 16 bytes a document, hashes included."""
     first = np.zeros(len(text_hashes), np.bool_)
     parts = text_hashes.view(np.uint8)[::8] % np.uint8(HASH_PARTS)  # one of the bytes of each hash
     for part in range(HASH_PARTS):
@@ -71,12 +62,12 @@ def near_index() -> Any:
 
 
 def first_of_similar(documents: Iterable[npt.NDArray[np.integer]], kept: Flags, similarity: float) -> Flags:
-    """Return which of the documents kept are similar to no earlier one that stays.
+    """Return (N,) true for the documents of `kept` (N,) that are not similar to an earlier one that stays.
 
     Args:
         documents: N documents, the tokens of each.
-        kept: (N,) true for those to look at.
-        similarity: Jaccard similarity of their runs of tokens from which two count as similar, estimated.
+        kept: false for documents dropped before.
+        similarity: estimated Jaccard similarity of their runs from which two documents count as similar.
 
     Raises:
         InputError: the package is not installed.
@@ -94,7 +85,7 @@ def first_of_similar(documents: Iterable[npt.NDArray[np.integer]], kept: Flags, 
 
 
 def _bands(similarity: float) -> int:
-    """Return how many parts of a signature are looked up, so that few similar documents are overlooked.
+    """Return the number of parts of a signature that are looked up: enough to miss few similar documents.
 
     With b parts, half of the pairs of similarity (1/b)^(b/NUM_HASHES) become candidates, which are compared.
     """
@@ -110,7 +101,7 @@ def _runs(tokens: npt.NDArray[np.integer]) -> list[bytes]:
 
 
 def distinct_texts(texts: Iterable[str]) -> Iterator[str]:
-    """Yield each text once; for as little text as a vocabulary is learnt from."""
+    """Yield each text once, keeping 8 bytes of each in memory."""
     seen: set[bytes] = set()
     for text in texts:
         key = hashlib.blake2b(text.encode(), digest_size=8).digest()
@@ -120,7 +111,7 @@ def distinct_texts(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _memory() -> int:
-    """Return the bytes of memory this process takes; 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0 where /proc is missing."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

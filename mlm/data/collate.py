@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class MaskedBatch(TypedDict):
-    """What the model is trained on; the numbers are counted here so that no device has to be asked."""
+    """A batch for the model; its tokens are counted here, which needs no synchronisation with a device."""
 
     input_ids: Tensor
     """(B, S) int64, masked."""
@@ -43,9 +43,9 @@ class MaskedBatch(TypedDict):
     num_masked: int
     """Tokens to predict."""
     num_hidden: int
-    """Tokens to predict where [MASK] stands."""
+    """Tokens to predict that are shown as [MASK]."""
     num_random: int
-    """Tokens to predict where another ordinary token stands."""
+    """Tokens to predict that are shown as another ordinary token."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Rows:
         return len(self.table)
 
     def num_tokens(self, rows: Ints) -> int:
-        """Return the tokens of some rows that are not padding."""
+        """Return the number of tokens in `rows`, (B,), without padding."""
         first, last = self.table.offsets[rows], self.table.offsets[rows + 1]
         counts = last - first
         pieces = int(counts.sum())
@@ -82,7 +82,7 @@ class Rows:
 
     @property
     def tokens_per_row(self) -> float:
-        """Tokens of a row on average over the run, padding not counted."""
+        """Mean number of tokens in a row over the run, without padding."""
         parts = self.parts or (Part(len(self), 1),)
         first, total = 0, 0.0
         for num_rows, per_block, _ in parts:
@@ -93,7 +93,7 @@ class Rows:
         return total / sum(part.per_block for part in parts)
 
     def render(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return the ids and the document numbers (0 = padding) of some rows, each (B, S)."""
+        """Return the ids and the document numbers (0 = padding) of `rows`, (B,), each (B, S)."""
         shape = len(rows), self.seq_len
         ids, documents = np.full(shape, self.special.pad, np.int64), np.zeros(shape, np.int64)
         run_on = self.packing == "concat"
@@ -115,7 +115,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class MaskedRows(Dataset[MaskedBatch]):
-    """Maps a batch of row numbers to a masked batch; `seed` and pass decide the masks."""
+    """Maps a batch of row numbers to a masked batch; the masks depend on `seed` and pass."""
 
     rows: Rows
     masking: Masking
@@ -144,10 +144,10 @@ def build_masking(config: MaskingConfig, rate: float, tokenizer: Tokenizer) -> M
     """Return the masking of a tokenizer's ids at one rate.
 
     Raises:
-        InputError: whole_word is asked for and the tokenizer does not tell where words begin.
+        InputError: the strategy is whole_word, and the beginnings of words are unknown for this tokenizer.
     """
     special = SpecialTokens.from_tokenizer(tokenizer)
-    is_special = np.ones(num_ids(tokenizer), bool)  # as good as special: ids that no token has
+    is_special = np.ones(num_ids(tokenizer), bool)  # unused ids too
     is_special[list(tokenizer.get_vocab(with_added_tokens=True).values())] = False
     is_special[list(special.ids)] = True
     is_special[

@@ -1,4 +1,4 @@
-"""`mlm prepare` and `mlm tokenizer`: what training would prepare, ahead of it, and a look at a vocabulary."""
+"""`mlm prepare` and `mlm tokenizer`: preparation ahead of training, the cache, and vocabularies."""
 
 from __future__ import annotations
 
@@ -17,23 +17,16 @@ from tokenizers import Tokenizer
 from mlm.config.data import CorpusConfig, SourceConfig
 from mlm.config.preparation import PrepareConfig, TokenizerInspectConfig, TokenizerTrainConfig
 from mlm.data.cache import cache_folder, clean_cache, list_cache
-from mlm.data.cleaning import distinct_texts
-from mlm.data.corpus import Corpus, prepare_corpus, prepare_store
+from mlm.data.corpus import Corpus, prepare_corpus, prepare_store, train_on_text
 from mlm.data.encoding import DocumentEncoder
 from mlm.data.sampler import BLOCK_ROWS
 from mlm.data.store import TokenStore
 from mlm.data.text import Text
-from mlm.files import format_bytes, replacing
-from mlm.tokenizer import (
-    SpecialTokens,
-    encode_documents,
-    load_tokenizer,
-    tokenizer_digest,
-    train_tokenizer,
-)
+from mlm.files import format_bytes, write_text
+from mlm.tokenizer import SpecialTokens, encode_documents, load_tokenizer, tokenizer_digest
 
 INSPECTED_TOKENS = 16
-"""How many of the longest tokens are shown."""
+"""Number of the longest tokens shown."""
 
 log = logging.getLogger(__name__)
 
@@ -44,28 +37,28 @@ def prepare(config: PrepareConfig) -> None:
     Raises:
         InputError: a source cannot be read or holds no text, or the disk is full.
     """
-    cache = cache_folder(config.data.cache_dir)
-    if config.list:
-        entries = list_cache(cache)
+    if config.list or config.clean is not None:
+        cache = cache_folder(config.data.cache_dir)
+        days = config.clean if isinstance(config.clean, int) else 0
+        entries = list_cache(cache) if config.list else clean_cache(cache, days)
         total = format_bytes(sum(entry.size for entry in entries))
-        print("\n".join([f"{cache}: {total}", *(entry.line(time.time()) for entry in entries)]))
-    elif config.clean is not None:
-        removed = clean_cache(cache, 0 if config.clean == "all" else config.clean)
-        total = format_bytes(sum(entry.size for entry in removed))
-        print("\n".join([f"{cache}: removed {total}", *(entry.line(time.time()) for entry in removed)]))
-    elif config.shard is None:
+        print(f"{cache}: {'' if config.list else 'removed '}{total}")
+        for entry in entries:
+            print(entry.line(time.time()))
+        return
+    if config.shard is None:
         corpus = prepare_corpus(config.data, config.tokenizer)
         print("\n".join(["", *_store_table(corpus.store, config.data), *_rows_table(corpus)]))
+        return
+    _, store = prepare_store(config.data, config.tokenizer, config.machine)
+    if store is None:
+        print(f"shard {config.shard} is done; the machine that ends last finishes the token store")
     else:
-        _, store = prepare_store(config.data, config.tokenizer, config.machine)
-        if store is None:
-            print(f"shard {config.shard} is done; the machine that ends last finishes the token store")
-        else:
-            print("\n".join(["", *_store_table(store, config.data)]))
+        print("\n".join(["", *_store_table(store, config.data)]))
 
 
 def _store_table(store: TokenStore, config: CorpusConfig) -> Iterator[str]:
-    """Yield what is in a store, source by source, and where it is."""
+    """Yield the counts of a store, source by source, and its folder."""
     names = [source["path"] for source in store.sources]
     width = max(len(name) for name in [*names, "all sources"])
     yield f"{'source':{width}}  {'documents':>12}  {'tokens':>15}  unknown  duplicates  weight"
@@ -97,27 +90,23 @@ def _rows_table(corpus: Corpus) -> Iterator[str]:
 
 
 def train(config: TokenizerTrainConfig) -> None:
-    """Learn a vocabulary and write it.
+    """Train a vocabulary and write it.
 
     Raises:
         InputError: a source cannot be read or holds no text, or the disk is full.
     """
     text = Text(config.data)
-    documents = text.sample(config.tokenizer.max_bytes)
-    if config.data.deduplicate != "none":
-        documents = distinct_texts(documents)
-    tokenizer = train_tokenizer(documents, config.tokenizer, name=text.name)
+    tokenizer = train_on_text(text, config.tokenizer)
     for report in text.reports:
         log.info("%s", report.summary())
     file = Path(config.output) / "tokenizer.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file, "place") as temporary:
-        temporary.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    write_text(file, tokenizer.to_str(pretty=True))
     print(f"{file}: {tokenizer.get_vocab_size():,} entries, digest {tokenizer_digest(tokenizer)}")
 
 
 def inspect(config: TokenizerInspectConfig) -> None:
-    """Print what a vocabulary is like, how it cuts some text, and how it fares on some sources.
+    """Print facts about a vocabulary, the tokens of some texts, and its fertility on some sources.
 
     Raises:
         InputError: it cannot be read, lacks a special token, or a source cannot be read.
@@ -126,11 +115,8 @@ def inspect(config: TokenizerInspectConfig) -> None:
     special = SpecialTokens.from_tokenizer(tokenizer)
     print(f"vocabulary      {config.path}, digest {tokenizer_digest(tokenizer)}")
     print(f"kind            {type(tokenizer.model).__name__}, {tokenizer.get_vocab_size():,} entries")
-    names = [str(tokenizer.id_to_token(number)) for number in special.ids]
-    print(
-        "special tokens  "
-        + "  ".join(f"{name} {number}" for name, number in zip(names, special.ids, strict=True))
-    )
+    names = [f"{tokenizer.id_to_token(number)} {number}" for number in special.ids]
+    print(f"special tokens  {'  '.join(names)}")
     longest = sorted(tokenizer.get_vocab(), key=lambda token: (-len(token), token))[:INSPECTED_TOKENS]
     print(f"longest         {' '.join(longest)}")
     for sentence, ids in zip(config.text, encode_documents(tokenizer, config.text), strict=True):
@@ -143,7 +129,7 @@ def inspect(config: TokenizerInspectConfig) -> None:
 
 
 def _fertility(tokenizer: Tokenizer, source: SourceConfig, unknown: int, max_bytes: int) -> str:
-    """Return in one line how a vocabulary fares on the beginning of a source."""
+    """Return unknown tokens, tokens a word and bytes a token at the beginning of a source, in one line."""
     text = Text(CorpusConfig(sources=[replace(source, weight=None)]))
     encode = DocumentEncoder(tokenizer)
     words = num_bytes = num_tokens = num_unknown = 0

@@ -5,7 +5,7 @@
 
 - vocabulary: key of the source contents and the tokenizer settings
 - token store: key of the source contents and the tokenizer's bytes
-- row tables: beside the store, key of row length, packing, the held-out part, what is left out, and weights
+- row tables: in the store's folder, key of row length, packing, held-out part, deduplication and weights
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
+from tqdm import tqdm
 
 from mlm.config.data import CorpusConfig, TokenizerConfig
 from mlm.config.errors import InputError
@@ -44,12 +45,14 @@ from mlm.tokenizer import (
     train_tokenizer,
 )
 
+Bools = npt.NDArray[np.bool_]
+
 FEW_DOCUMENTS = 200
 """Below this many documents the held-out part is made of blocks instead of whole documents."""
 BLOCK_TOKENS = 2000
 """Size of such a block."""
 UNKNOWN_WARNING_RATE = 0.01
-"""Share of unknown tokens from which the user is warned."""
+"""Share of unknown tokens that causes a warning."""
 ROWS_VERSION = 5
 """Changes whenever the same store would give other rows."""
 
@@ -58,7 +61,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Corpus:
-    """A prepared corpus: what training needs of the text."""
+    """A prepared corpus."""
 
     tokenizer: Tokenizer
     special: SpecialTokens
@@ -70,29 +73,23 @@ class Corpus:
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """What is known of each source, in plain values: path, documents, tokens, duplicates and so on."""
+        """Facts about each source, in plain values: path, documents, tokens, duplicates and so on."""
         return self.store.sources
 
 
 def prepare_corpus(config: CorpusConfig, tokenizer_config: TokenizerConfig) -> Corpus:
-    """Read, tokenize, clean, split and pack a corpus, or reuse what was prepared before.
+    """Read, tokenize, clean, split and pack a corpus, or reuse the cache.
 
     Raises:
         InputError: a source cannot be read or holds no text, or the disk is full.
     """
     tokenizer, store = prepare_store(config, tokenizer_config)
     assert store is not None, "one machine writes all shards"
-    special = SpecialTokens.from_tokenizer(tokenizer)
-    tables = _train_and_validation(store, config, num_ids(tokenizer), special)
-    train, validation = (
-        Rows(store, table, special, config.seq_len, config.packing)
-        for table in (tables.train, tables.validation)
-    )
-    train = replace(train, parts=tables.parts)
-    for name, rows in (("training", train), ("validation", validation)):
+    corpus = _split_and_pack(store, config, tokenizer)
+    for name, rows in (("training", corpus.train), ("validation", corpus.validation)):
         tokens = rows.table.pieces.num_tokens
         log.info("%s: %s tokens in %s rows of %d", name, f"{tokens:,}", f"{len(rows):,}", config.seq_len)
-    return Corpus(tokenizer, special, store, train, validation, tables.unigram_entropy)
+    return corpus
 
 
 def prepare_evaluation(config: CorpusConfig, tokenizer: Tokenizer) -> Rows:
@@ -108,12 +105,7 @@ def prepare_evaluation(config: CorpusConfig, tokenizer: Tokenizer) -> Rows:
 def prepare_store(
     config: CorpusConfig, tokenizer_config: TokenizerConfig, machine: tuple[int, int] = (1, 1)
 ) -> tuple[Tokenizer, TokenStore | None]:
-    """Prepare the vocabulary, and the token store or this machine's share of it.
-
-    Args:
-        config: the text.
-        tokenizer_config: the vocabulary.
-        machine: (i, n) for machine i of n; all of them train the same vocabulary.
+    """Prepare the vocabulary, and the token store or the share of machine i of n, `machine`.
 
     Returns:
         The tokenizer, and the store; None while other machines have shards to write.
@@ -131,28 +123,34 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
         return load_tokenizer(config.path, config.add_tokens)
     distinct = text.config.deduplicate != "none"
     weights = [source.weight for source in text.sources]
-    trained = replace(config, add_tokens=None)
-    key = content_key(text.digest, weights, distinct, to_plain(trained), TOKENIZER_VERSION)
+    trained = to_plain(replace(config, add_tokens=None))
+    key = content_key(text.digest, weights, distinct, trained, TOKENIZER_VERSION)
     folder = text.cache / "tokenizers" / key
     with locked(folder):
-        if not folder.exists():
+        if folder.exists():
+            log.info("vocabulary: reusing %s", folder)
+        else:
             _check_packages(text.config)
             log.info("training a %s vocabulary of %s entries", config.type, f"{config.vocab_size:,}")
-            documents: Iterable[str] = text.sample(config.max_bytes)
-            documents = distinct_texts(documents) if distinct else documents
-            tokenizer = train_tokenizer(documents, config, name=text.name)
+            tokenizer = train_on_text(text, config)
             text.check_unchanged()
+            facts = {**to_plain(config), "sources": [{"path": source.path} for source in text.sources]}
             with replacing(folder) as temporary:
                 temporary.mkdir()
                 (temporary / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-                facts = {**to_plain(config), "sources": [{"path": source.path} for source in text.sources]}
                 (temporary / "facts.json").write_text(json.dumps(facts, indent=1))
-        else:
-            log.info("vocabulary: reusing %s", folder)
     mark_used(folder)
     with reading(folder):
         tokenizer = load_tokenizer(folder)
     return load_tokenizer(folder, config.add_tokens) if config.add_tokens else tokenizer
+
+
+def train_on_text(text: Text, config: TokenizerConfig) -> Tokenizer:
+    """Train a vocabulary on a sample of the text, each document once if the corpus is deduplicated."""
+    documents: Iterable[str] = text.sample(config.max_bytes)
+    if text.config.deduplicate != "none":
+        documents = distinct_texts(documents)
+    return train_tokenizer(documents, config, name=text.name)
 
 
 def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) -> TokenStore | None:
@@ -173,43 +171,31 @@ def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) 
             except InputError:
                 drop_shards(folder)
                 raise
-            shards += [0] * (len(text.sources) - len(shards))
-            facts = {"tokenizer": digest, "text": text.digest}
+            pairs = zip(text.config.sources, text.reports, strict=True)
+            read = [{"path": source.path, "summary": report.summary()} for source, report in pairs]
             with locked(folder):
-                if (
-                    not folder.exists()
-                    and finish_store(folder, shards, _facts_of_sources(text), facts) is None
-                ):
+                if not folder.exists():
+                    finish_store(folder, shards, read, {"tokenizer": digest, "text": text.digest})
+                if not folder.exists():
                     return None
     mark_used(folder)
     store = TokenStore(folder)
-    _name_sources(store, text)
-    _tell(store, text.config)
+    # The store may have been made from copies of the files elsewhere: name the files of this run.
+    for known, source, file in zip(store.sources, text.config.sources, text.sources, strict=True):
+        known["path"] = source.path
+        known["summary"] = f"{short_name(file.path)}: {known['summary'].partition(': ')[2]}"
+    _log_facts(store, text.config)
     return store
 
 
 def _check_packages(config: CorpusConfig) -> None:
-    """Miss a package before hours are spent on reading; what is prepared already may need none."""
+    """Report a missing package before hours of reading; a finished store may not need it."""
     if config.deduplicate == "near":
         near_index()
 
 
-def _facts_of_sources(text: Text) -> list[dict[str, Any]]:
-    pairs = zip(text.config.sources, text.reports, strict=True)
-    return [{"path": source.path, "summary": report.summary()} for source, report in pairs]
-
-
-def _name_sources(store: TokenStore, text: Text) -> None:
-    """Give the sources of a store their names of today: it may be made of copies that lay elsewhere."""
-    for known, source, read in zip(store.sources, text.config.sources, text.sources, strict=True):
-        known["path"] = source.path
-        known["summary"] = f"{short_name(read.path)}: {known['summary'].partition(': ')[2]}"
-
-
-def _tell(store: TokenStore, config: CorpusConfig) -> None:
-    """Say what is in a store: what was read, what it became, and what looks wrong with it."""
-    kept = config.deduplicate == "none"
-    advice = "data.deduplicate=exact leaves them out" if kept else "they are left out of the rows"
+def _log_facts(store: TokenStore, config: CorpusConfig) -> None:
+    """Log the counts of a store, and warnings about them."""
     for source in store.sources:
         log.info("%s", source["summary"])
         rate = source["num_unknown"] / max(source["num_tokens"], 1)
@@ -217,31 +203,35 @@ def _tell(store: TokenStore, config: CorpusConfig) -> None:
             text = "%s: %.1f %% of the tokens are unknown; a vocabulary of type bpe leaves none"
             log.warning(text, source["path"], 100 * rate)
     facts = store.manifest
-    size = format_bytes(facts["num_bytes"])
-    log.info("token store: %s tokens, %s of text", f"{facts['num_tokens']:,}", size)
-    if facts["num_unknown"]:
-        rate = facts["num_unknown"] / facts["num_tokens"]
-        log.info("unknown tokens: %s (%.2f %%)", f"{facts['num_unknown']:,}", 100 * rate)
+    tokens, unknown = facts["num_tokens"], facts["num_unknown"]
+    log.info("token store: %s tokens, %s of text", f"{tokens:,}", format_bytes(facts["num_bytes"]))
+    if unknown:
+        log.info("unknown tokens: %s (%.2f %%)", f"{unknown:,}", 100 * unknown / tokens)
     if facts["num_without_tokens"]:
         log.info("documents without tokens, left out: %s", f"{facts['num_without_tokens']:,}")
     if facts["num_duplicates"]:
         number, documents = facts["num_duplicates"], facts["num_documents"]
         share = f"{number:,} of {documents:,} documents ({number / documents:.1%})"
+        advice = "they are left out of the rows"
+        if config.deduplicate == "none":
+            advice = "data.deduplicate=exact leaves them out"
         log.info("duplicates: %s repeat an earlier one; %s", share, advice)
 
 
-def _kept(store: TokenStore, config: CorpusConfig) -> npt.NDArray[np.bool_]:
-    """Return which documents are used, (N,); what takes long to find is kept beside the store."""
+def _kept(store: TokenStore, config: CorpusConfig) -> Bools:
+    """Return which documents are used, (N,); near-duplicates take long to find, so the answer is saved."""
     if config.deduplicate == "none":
         return np.ones(store.manifest["num_documents"], np.bool_)
+    first = first_of_equals(store.text_hashes)
     if config.deduplicate == "exact":
-        return first_of_equals(store.text_hashes)
+        return first
     path = store.folder / f"kept-near-{config.near_similarity}.npy"
     with locked(path):
         if not path.exists():
             spans = zip(store.documents.starts.tolist(), store.documents.lengths.tolist(), strict=True)
-            documents = (store.tokens(*span) for span in spans)
-            kept = first_of_similar(documents, first_of_equals(store.text_hashes), config.near_similarity)
+            # A progress bar on a terminal only.
+            spans = tqdm(spans, "near-duplicates", len(first), leave=False, disable=None)
+            kept = first_of_similar((store.tokens(*span) for span in spans), first, config.near_similarity)
             with replacing(path) as temporary, temporary.open("wb") as file:
                 np.save(file, kept)
     with reading(path):
@@ -249,25 +239,19 @@ def _kept(store: TokenStore, config: CorpusConfig) -> npt.NDArray[np.bool_]:
 
 
 def split_documents(
-    store: TokenStore,
-    fraction: float,
-    max_validation_tokens: int,
-    kept: npt.NDArray[np.bool_] | None = None,
+    store: TokenStore, fraction: float, max_validation_tokens: int, kept: Bools | None = None
 ) -> tuple[Spans, Spans]:
-    """Divide a corpus into what is trained on and what is held out.
+    """Divide a corpus into the spans for training and for validation.
 
-    A document is held out when the hash of its content falls under `fraction`: duplicates stay on one side,
-    and text added later moves none. With few documents, blocks of them are divided instead. Neither part is
-    ever empty; a corpus of a single unit is on both sides, with a warning.
+    A document is held out when the hash of its content is below `fraction`: duplicates are in one part, and
+    text added later moves no document. With few documents, blocks of them are divided instead. No part is
+    ever empty; a corpus of a single unit is in both parts, with a warning.
 
     Args:
         store: the corpus.
         fraction: share of the documents that is held out.
-        max_validation_tokens: bound of what is validated on, drawn from all that is held out.
+        max_validation_tokens: bound of the validation tokens, drawn from the whole held-out part.
         kept: (N,) the documents to divide; None: all.
-
-    Returns:
-        The spans for training and for validation.
     """
     units, hashes = store.documents, store.text_hashes
     if kept is not None:
@@ -284,7 +268,7 @@ def split_documents(
     if held_out.all():
         held_out = share != share.max()
     if not held_out.any():
-        log.warning("the corpus is a single piece of text: it is trained on and validated on")
+        log.warning("the corpus is a single piece of text: it is used for training and for validation")
         return units, units
     validation = units.take(held_out)
     order = np.argsort(share[held_out], kind="stable")
@@ -294,21 +278,9 @@ def split_documents(
     return units.take(~held_out), validation.take(fits)
 
 
-@dataclass(frozen=True)
-class _Tables:
-    """What is made of a store for one configuration."""
-
-    train: RowTable
-    validation: RowTable
-    parts: tuple[Part, ...]
-    """Of the training rows; empty without weights."""
-    unigram_entropy: float
-
-
-def _train_and_validation(
-    store: TokenStore, config: CorpusConfig, vocab_size: int, special: SpecialTokens
-) -> _Tables:
-    """Clean, split and pack a store, or open what was made of it before."""
+def _split_and_pack(store: TokenStore, config: CorpusConfig, tokenizer: Tokenizer) -> Corpus:
+    """Clean, split and pack a store, or open its row tables from the cache."""
+    special = SpecialTokens.from_tokenizer(tokenizer)
     weights = [source.weight for source in config.sources]
     key = content_key(
         [config.seq_len, config.packing, config.validation_fraction, config.max_validation_tokens],
@@ -317,36 +289,40 @@ def _train_and_validation(
     folder = store.folder / f"rows-{key}"
     with locked(folder):
         if not folder.exists():
+            log.info("packing rows of %d tokens", config.seq_len)
             kept = None if config.deduplicate == "none" else _kept(store, config)
-            train, validation = split_documents(
-                store, config.validation_fraction, config.max_validation_tokens, kept
-            )
-            counts = [store.counts(vocab_size, spans) for spans in (train, validation)]
+            fraction, bound = config.validation_fraction, config.max_validation_tokens
+            train, validation = split_documents(store, fraction, bound, kept)
+            counts = [store.counts(num_ids(tokenizer), spans) for spans in (train, validation)]
             for part in counts:
                 _require_ordinary(part, special, config)
-            table, parts = _pack_mix(store, train, config)
-            facts = {"parts": parts, "unigram_entropy": _unigram_entropy(*counts)}
+            table, mix = _pack_mix(store, train, config)
+            held_out = pack_documents(validation, config.seq_len, config.packing)
             with replacing(folder) as temporary:
                 temporary.mkdir()
                 _save_table(temporary / "train", table)
-                rows = pack_documents(validation, config.seq_len, config.packing)
-                _save_table(temporary / "validation", rows)
+                _save_table(temporary / "validation", held_out)
+                facts = {"parts": mix, "unigram_entropy": _unigram_entropy(*counts)}
                 (temporary / "facts.json").write_text(json.dumps(facts))
     with reading(folder):
         facts = json.loads((folder / "facts.json").read_text())
         names = [source.path for source in config.sources]
-        named = tuple(Part(rows, per_block, names[source]) for rows, per_block, source in facts["parts"])
-        train_table, validation_table = (_load_table(folder / name) for name in ("train", "validation"))
-        return _Tables(train_table, validation_table, named, facts["unigram_entropy"])
+        parts = tuple(Part(rows, per_block, names[source]) for rows, per_block, source in facts["parts"])
+        rows_of = [
+            Rows(store, _load_table(folder / name), special, config.seq_len, config.packing)
+            for name in ("train", "validation")
+        ]
+        entropy = facts["unigram_entropy"]
+    return Corpus(tokenizer, special, store, replace(rows_of[0], parts=parts), rows_of[1], entropy)
 
 
 def _pack_mix(
     store: TokenStore, train: Spans, config: CorpusConfig
 ) -> tuple[RowTable, list[tuple[int, int, int]]]:
-    """Pack what is trained on; with weights, the sources one by one.
+    """Pack the training part; with weights, source by source.
 
     Returns:
-        The table, and with weights for each source that has rows: their number, rows a block, its place.
+        The table; with weights also (number of rows, rows a block, index) of each source that has rows.
     """
     weights = [source.weight for source in config.sources]
     if None in weights:
@@ -357,7 +333,7 @@ def _pack_mix(
         begin, end = bounds[place : place + 2]
         spans = train.take((train.starts >= begin) & (train.starts < end))
         if not spans.num_tokens:
-            log.warning("%s: nothing is left to train on; its weight goes to the others", source["path"])
+            log.warning("%s: no text is left to train on; its weight goes to the others", source["path"])
             continue
         tables.append(pack_documents(spans, config.seq_len, config.packing))
         assert weight is not None
@@ -389,10 +365,10 @@ def _unigram_entropy(train: npt.NDArray[np.int64], validation: npt.NDArray[np.in
 
 
 def _require_ordinary(counts: npt.NDArray[np.int64], special: SpecialTokens, config: CorpusConfig) -> None:
-    """Refuse text of which nothing can be predicted: every loss on it would be 0."""
+    """Refuse text without a token to predict: every loss on it would be 0."""
     if counts.sum() == counts[list(special.ids)].sum():
         names = ", ".join(source.path for source in config.sources)
         raise InputError(
-            f"{names}: the vocabulary knows no token of the text; all words are new to it or longer than it "
-            "takes: train one of type bpe, which can write every text"
+            f"{names}: the vocabulary knows no token of the text; every word has a new character or is too "
+            "long: train one of type bpe, which can write every text"
         )

@@ -1,8 +1,8 @@
 """From pieces of documents to rows of fixed length: which tokens share a row.
 
-- isolate: every piece carries its own CLS and SEP; a document is cut only when it is longer than a row, and
-  its end, the last full row and what is left after it, fills the room that others leave
-- concat: documents run on with SEP between them, one CLS at the start and one SEP at the end of a row
+- isolate: every piece has its own CLS and SEP; a document is cut only if it is longer than a row, and its end
+  (its last full row and the rest) fills the room left in other rows
+- concat: documents follow one another with SEP between them; a row begins with CLS and ends with SEP
 - none: one document a row, long ones continued in further rows
 
 No token is lost or repeated in any mode. A row is a list of pieces, a piece a span of the token store; the
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST_CUT = 16
-"""A piece is cut to fill a room only where both parts have as many tokens, or an eighth of a row."""
+"""A piece is cut to fill a row only if both parts have as many tokens, and an eighth of a row."""
 
 Ints = npt.NDArray[np.int64]
 PackingMode = Literal["isolate", "concat", "none"]
@@ -52,7 +52,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class RowTable:
-    """Rows as lists of pieces: those of row r are `offsets[r]` to `offsets[r + 1]`."""
+    """Rows as lists of pieces: row r has the pieces `offsets[r]` to `offsets[r + 1]`."""
 
     offsets: Ints
     """(R + 1,) first piece of each row, and the number of pieces."""
@@ -103,7 +103,7 @@ def cut_spans(spans: Spans, size: int) -> Spans:
 
 
 class OpenRows:
-    """Rows that have room left, after `num_rows` full ones; places a piece where it leaves the least."""
+    """Rows with room left, after `num_rows` full ones; places a piece where it leaves the least room."""
 
     def __init__(self, seq_len: int, num_rows: int = 0):
         self.seq_len = seq_len
@@ -112,7 +112,7 @@ class OpenRows:
         self._num_rows = num_rows
 
     def place(self, size: int) -> int:
-        """Return the row that takes a piece of `size` tokens, special ones included; a new one if need be."""
+        """Return the row for a piece of `size` tokens, special ones included; a new row if none has room."""
         fitting = self._rooms >> size
         if fitting:
             room = size + (fitting & -fitting).bit_length() - 1
@@ -128,12 +128,12 @@ class OpenRows:
         return row
 
     def largest_room(self) -> int:
-        """Return the most tokens that fit into a row that is there; -1 if all are full."""
+        """Return the most tokens that fit into an existing row; -1 if all are full."""
         return self._rooms.bit_length() - 1
 
 
 def _best_fit(documents: Spans, seq_len: int) -> tuple[Ints, Spans]:
-    """Return rows and pieces: full rows and short documents, then the ends of long ones fill the rooms."""
+    """Return rows and pieces: full rows and short documents first, then the ends of long documents."""
     size = seq_len - 2
     is_long = documents.lengths > size
     short, long = documents.take(~is_long), documents.take(is_long)
@@ -163,7 +163,7 @@ def _best_fit(documents: Spans, seq_len: int) -> tuple[Ints, Spans]:
 
 
 def _run_on(documents: Spans, seq_len: int) -> tuple[Ints, Spans]:
-    """Fill rows with documents one after the other; a SEP stands between two pieces of a row."""
+    """Return rows and pieces: documents one after the other, with a SEP between two pieces of a row."""
     rows, starts, lengths = [], [], []
     row, room = 0, seq_len - 2
     for document_start, document_length in zip(

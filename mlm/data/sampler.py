@@ -2,12 +2,12 @@
 
 Row number i of the run is row `permute(i mod R)` of pass `i div R`; a global batch is the next G of them.
 Every row comes once a pass, a batch may span two passes, and each rank takes its own slice: 1, 2 or 8 devices
-train on the same sequence of global batches, and a resumed run goes on with the next row.
+train on the same sequence of global batches, and a resumed run continues with the next row.
 
-A weighted mix has several parts. Every `BLOCK_ROWS` rows of the run hold a fixed number of rows of each part,
+A weighted mix has several parts. Every `BLOCK_ROWS` rows of the run have a fixed number of rows of each part,
 in an order drawn for that block; each part goes through its own rows, pass after pass, so a small one is
-repeated and of a large one none is skipped. Which row of its part comes next follows from the number of the
-block and the place in it, so all of the above holds.
+repeated and no row of a large one is skipped. The next row of a part follows from the number of the block and
+the place in it, so all of the above holds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 BLOCK_ROWS = 2**12
 """Rows of a run in which every part of a mix has its exact share."""
 MIX_KEY = 1
-"""Sets the order of a block apart from the order of rows."""
+"""Distinguishes the order of a block from the order of rows."""
 
 
 class Part(NamedTuple):
@@ -38,13 +38,13 @@ class Part(NamedTuple):
     num_rows: int
     """Rows of the part."""
     per_block: int
-    """How many of every BLOCK_ROWS rows of the run are of this part."""
+    """Rows of this part in every BLOCK_ROWS rows of the run."""
     name: str = ""
-    """What the source is called."""
+    """Name of the source."""
 
 
 def divide_block(shares: list[float]) -> list[int]:
-    """Return how many rows of a block each part gets, in proportion, at least one each."""
+    """Return the rows of each part in a block: in proportion to the shares, at least one each."""
     exact = np.array(shares) / sum(shares) * BLOCK_ROWS
     counts = np.maximum(exact.astype(np.int64), 1)
     while counts.sum() != BLOCK_ROWS:  # the largest error is corrected first
@@ -56,7 +56,7 @@ def divide_block(shares: list[float]) -> list[int]:
 
 @lru_cache(maxsize=4)
 def _mixed_block(per_block: tuple[int, ...], seed: int, block: int) -> tuple[Ints, Ints]:
-    """Return for each place of a block which part it belongs to, and how many of that part are before it."""
+    """Return for each place of a block its part, and the number of earlier places of that part."""
     order = permute(np.arange(BLOCK_ROWS), BLOCK_ROWS, seed, MIX_KEY, block)
     owner = np.repeat(np.arange(len(per_block)), per_block)[order]
     by_part = np.argsort(owner, kind="stable")
@@ -69,11 +69,11 @@ class RowBatch(NamedTuple):
     """The rows of one micro-batch."""
 
     passes: Ints
-    """(B,) how often the data was gone through before."""
+    """(B,) number of earlier passes over the data."""
     rows: Ints
     """(B,) row numbers in the row table."""
     mask_rate: float | None = None
-    """Share of the ordinary tokens to predict; None: that of the masking."""
+    """Share of the ordinary tokens to predict; None: the rate of the masking."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ class TrainingSampler:
 
     Args:
         num_rows: R, rows of the table.
-        seed: names the order.
+        seed: determines the order.
         global_batch_size: G, rows of one optimizer step over all ranks.
         micro_batch_size: rows of one pass on one rank; divides G / world_size.
         rank: this process.
         world_size: number of processes.
-        rows_consumed: rows the run trained on before; the whole resume state.
+        rows_consumed: rows the run has trained on already; the whole resume state.
         parts: the parts of a weighted mix, in the order of the table; empty: all rows are equal.
-        mask_rate: the mask rate of an optimizer step, counted from the first one of this sampler; it is asked
-            when the rows are drawn, in the process that trains, and travels with them to loader processes.
+        mask_rate: the mask rate of an optimizer step, counted from the first one of this sampler; called
+            in the training process when rows are drawn, and sent with them to the loader processes.
     """
 
     num_rows: int
@@ -113,7 +113,7 @@ class TrainingSampler:
             first += self.global_batch_size
 
     def rows(self, index: Ints) -> RowBatch:
-        """Return pass and row of the run's rows number `index` (B,); in a mix, the pass of the row's part."""
+        """Return pass and row of the rows `index` (B,) of the run; in a mix, the pass of the row's part."""
         if not self.parts:
             return RowBatch(*self._permuted(index, self.num_rows, self.seed))
         per_block = tuple(part.per_block for part in self.parts)

@@ -1,13 +1,13 @@
 """The token store: a corpus as token ids on disk, memory-mapped, readable by any Arrow engine.
 
-- a folder of Arrow IPC stream files, uncompressed, one record batch each (a "shard"), one row a document, and
-  `manifest.json`; `datasets.Dataset.from_file` opens a shard as it is
+- a folder of Arrow IPC stream files ("shards"), uncompressed, one record batch each, one row a document, and
+  `manifest.json`; `TokenStore.as_dataset` and `datasets.Dataset.from_file` open the files as they are
 - columns: `input_ids` (large_list of uint16 or uint32, no special tokens), `text_hash`, `num_bytes` (uint64)
 - values and offsets are zero-copy numpy views: opening costs the same for any size
-- documents stand in the order of the sources. A shard holds documents of one source and is cut by characters,
-  so the text alone says which: a run that was killed goes on with the shards that are missing, and several
-  machines write a share of the shards each, to the same bytes
-- shards are written into a folder of another name that gets its own when it is whole
+- documents are in the order of the sources; a shard holds documents of one source and is cut by characters,
+  so it depends on the text alone: a killed run resumes with the missing shards, and several machines write
+  a share of the shards each, to the same bytes
+- shards are written into a folder ending in `PARTIAL`, which is renamed once it is complete
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ from __future__ import annotations
 import json
 import logging
 import mmap
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,35 +33,36 @@ from mlm.data.cache import PARTIAL, check_room, reading
 from mlm.data.cleaning import first_of_equals
 from mlm.data.encoding import Encoded, encode_in_order
 from mlm.data.packing import Spans
-from mlm.files import disk_errors, replacing
-from mlm.tokenizer import SpecialTokens
+from mlm.files import disk_errors, remove, replacing
+from mlm.tokenizer import SpecialTokens, text_groups
+
+if TYPE_CHECKING:
+    import datasets
 
 SHARD_CHARACTERS = 2**25
 """A shard is closed once it holds this much text: some 16 MB of tokens."""
 BATCH_CHARACTERS = 2**20
 """Documents are tokenized together up to about this much text."""
-BATCH_DOCUMENTS = 8192
-"""And up to so many."""
 TABLES_SHARE = 0.2
-"""Room that the row tables take, as a share of the store."""
+"""Space that the row tables need, as a share of the store."""
 STORE_VERSION = 2
 """Changes whenever the same text would give other bytes."""
 
 COUNTED = 2**22
-"""Tokens counted together: counting copies them to whole words, so the copy is kept small."""
+"""Tokens counted together: counting copies them to 64-bit integers, so the copy is kept small."""
 AROUND = 2**15
-"""Tokens that the system reads at least, wherever one of them is looked at: those of 64 KiB."""
+"""Tokens that the system reads at least around one that is looked at: 64 KiB."""
 RELEASED = 2**25
-"""Tokens after whose counting their pages are given back."""
+"""Tokens after which the pages read are released."""
 
 log = logging.getLogger(__name__)
 
 
 class TokenStore:
-    """A finished store, opened read-only; tokens are addressed by their place in the whole corpus.
+    """A finished store, opened read-only; a token is addressed by its place in the whole corpus.
 
     Args:
-        folder: what `finish_store` made.
+        folder: made by `finish_store`.
     """
 
     def __init__(self, folder: Path):
@@ -94,9 +93,16 @@ class TokenStore:
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """What is known of each source: path, and numbers of documents, tokens and so on."""
+        """Facts about each source: path, summary, and numbers of documents, tokens and so on."""
         sources: list[dict[str, Any]] = self.manifest["sources"]
         return sources
+
+    def as_dataset(self) -> datasets.Dataset:
+        """Return the store as a memory-mapped `datasets.Dataset`: one row a document, column `input_ids`."""
+        import datasets  # only now: it takes long to import
+
+        shards = [datasets.Dataset.from_file(str(self.folder / name)) for name in self.manifest["shards"]]
+        return datasets.concatenate_datasets(shards).select_columns("input_ids")
 
     def tokens(self, start: int, length: int) -> npt.NDArray[np.unsignedinteger]:
         """Return a span inside one document, as a view of the file."""
@@ -104,19 +110,16 @@ class TokenStore:
         begin = start - int(self._bases[shard])
         return self._values[shard][begin : begin + length]
 
-    def counts(self, size: int, spans: Spans | None = None) -> npt.NDArray[np.int64]:
-        """Return how often each id below `size` occurs in some spans, given in order; None: everywhere."""
-        starts, lengths = self._bases[:-1], np.diff(self._bases)
-        if spans is not None:  # what runs on inside a shard is counted together
-            ends = spans.starts + spans.lengths
-            new = np.append(True, (spans.starts[1:] != ends[:-1]) | np.isin(spans.starts[1:], self._bases))
-            first = np.flatnonzero(new)
-            starts = spans.starts[first]
-            lengths = ends[np.append(first[1:], len(ends)) - 1] - starts
+    def counts(self, size: int, spans: Spans) -> npt.NDArray[np.int64]:
+        """Return how often each id below `size` occurs in spans, which are in order, (size,)."""
+        ends = spans.starts + spans.lengths  # spans that touch inside a shard are counted together
+        new = np.append(True, (spans.starts[1:] != ends[:-1]) | np.isin(spans.starts[1:], self._bases))
+        first = np.flatnonzero(new)
+        ends = ends[np.append(first[1:], len(ends)) - 1]
         counts, unreleased = np.zeros(size, np.int64), 0
-        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-            for part in range(0, length, COUNTED):
-                ids = self.tokens(start + part, min(length - part, COUNTED))
+        for start, end in zip(spans.starts[first].tolist(), ends.tolist(), strict=True):
+            for part in range(start, end, COUNTED):
+                ids = self.tokens(part, min(end - part, COUNTED))
                 counts += np.bincount(ids, minlength=size)
                 unreleased += max(len(ids), AROUND)
                 if unreleased >= RELEASED:
@@ -126,29 +129,12 @@ class TokenStore:
         return counts
 
     def _release(self) -> None:
-        """Give the memory back that the pages read so far take; they are read again when they are needed."""
+        """Release the memory of the pages read so far; they are read again when needed."""
         for mapped in self._maps:
             mapped.madvise(mmap.MADV_DONTNEED)
 
     def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
-        return TokenStore, (self.folder,)  # a data loader process opens the files anew
-
-
-def build_store(
-    folder: Path, documents: Iterable[str], tokenizer: Tokenizer, facts: dict[str, Any] | None = None
-) -> TokenStore:
-    """Tokenize the documents of one source into a new store, in this process.
-
-    Args:
-        folder: final place of the store; must not exist.
-        documents: the texts, streamed.
-        tokenizer: encodes them; literal special tokens in the text become ordinary pieces.
-        facts: kept in the manifest.
-    """
-    shards = write_shards(folder, [documents], tokenizer)
-    store = finish_store(folder, shards, [{"path": "documents"}], facts or {})
-    assert store is not None, "one machine writes all shards"
-    return store
+        return TokenStore, (self.folder,)  # a data loader process opens the files again
 
 
 def write_shards(
@@ -159,15 +145,15 @@ def write_shards(
     machine: tuple[int, int] = (1, 1),
     share_read: Callable[[], float | None] = lambda: 1.0,
 ) -> list[int]:
-    """Write the shards of a store that are not there yet.
+    """Write the missing shards of a store; memory holds a shard of tokens and a few batches of text.
 
     Args:
         folder: final place of the store.
-        sources: the documents of each, streamed; memory holds a shard of tokens and a few batches of text.
+        sources: the documents of each, streamed.
         tokenizer: encodes them.
-        processes: how many cores tokenize; decides nothing else.
-        machine: (i, n) writes the share of machine i out of n, counted from 1: every n-th shard.
-        share_read: how much of all text is read so far, to tell how much room the rest will need.
+        processes: number of cores that tokenize; changes no byte.
+        machine: (i, n) writes the share of machine i of n, counted from 1: every n-th shard.
+        share_read: returns the share of all text read so far, from which the space for the rest is estimated.
 
     Returns:
         The number of shards of each source, those of other machines included.
@@ -180,26 +166,32 @@ def write_shards(
         partial.mkdir(parents=True, exist_ok=True)
     done = {path.name for path in partial.glob("shard-*")}
     if done:
-        log.info("token store: going on after %d finished shards", len(done))
+        log.info("token store: resuming after %d finished shards", len(done))
     number, of = machine
     unknown = SpecialTokens.from_tokenizer(tokenizer).unk
     shards: list[int] = []
-
-    def is_wanted(shard: int) -> bool:
-        return shard % of == number - 1 and _shard_name(shard) not in done
-
-    batches = _batches(_number_shards(sources, shards), is_wanted)
+    batches = (
+        (shard, texts)
+        for shard, documents in groupby(_number_shards(sources, shards), key=itemgetter(0))
+        if shard % of == number - 1 and _shard_name(shard) not in done
+        for texts in text_groups(map(itemgetter(1), documents), BATCH_CHARACTERS)
+    )
     try:
         with closing(encode_in_order(batches, tokenizer, processes)) as encoded:
             for shard, parts in groupby(encoded, key=itemgetter(0)):
-                columns = _shard_columns([part for _, part in parts])
-                # The shards to come are taken to be like this one.
+                columns = _shard_columns([part for _, part in parts], unknown)
+                # The shards to come are assumed to be as large as this one.
                 following = (shard + 1) / (share_read() or 1.0) - (shard + 1)
                 check_room(partial, columns.nbytes * (1 + max(following, 0) / of) * (1 + TABLES_SHARE))
-                _write_shard(partial / _shard_name(shard), columns, unknown)
+                with (
+                    replacing(partial / _shard_name(shard)) as temporary,
+                    temporary.open("wb") as file,
+                    pa.ipc.new_stream(file, columns.schema) as writer,
+                ):
+                    writer.write_batch(columns)
     except BaseException:
         if not any(partial.glob("shard-*")):
-            shutil.rmtree(partial, ignore_errors=True)
+            remove(partial)
         raise
     return shards
 
@@ -207,19 +199,16 @@ def write_shards(
 def finish_store(
     folder: Path, shards: list[int], sources: list[dict[str, Any]], facts: dict[str, Any]
 ) -> TokenStore | None:
-    """Give a store whose shards are all written its manifest and its name.
+    """Write the manifest and give the store its name; None as long as shards of other machines are missing.
 
     Args:
         folder: final place of the store.
-        shards: what `write_shards` returned.
-        sources: what is known of each source beside the counts.
-        facts: kept in the manifest.
-
-    Returns:
-        The store; None as long as other machines have not written their shards.
+        shards: the result of `write_shards`.
+        sources: facts about each source, to which the counts are added.
+        facts: further entries of the manifest.
 
     Raises:
-        InputError: the text gave no token at all.
+        InputError: the text has no token at all.
     """
     partial = _partial(folder)
     names = [_shard_name(shard) for shard in range(sum(shards))]
@@ -228,9 +217,9 @@ def finish_store(
     with reading(partial):
         opened = [_open_shard(_map_file(partial / name)) for name in names]
     if not any(len(shard) for shard in opened):
-        shutil.rmtree(partial)
+        remove(partial)
         paths = ", ".join(source["path"] for source in sources)
-        raise InputError(f"{paths}: the text gives no tokens: it holds nothing that the vocabulary can write")
+        raise InputError(f"{paths}: the text gives no tokens: the vocabulary can write nothing of it")
     first = first_of_equals(np.concatenate([_view(shard.column("text_hash")) for shard in opened]))
     counted, begin, row = [], 0, 0
     for source, number in zip(sources, shards, strict=True):
@@ -239,9 +228,9 @@ def finish_store(
         counted.append({**source, **counts, "num_duplicates": duplicates})
         begin, row = begin + number, row + counts["num_documents"]
     totals = {name: sum(source[name] for source in counted) for name in counted[0] if name.startswith("num_")}
-    manifest = {"version": STORE_VERSION, **totals, **facts, "sources": counted, "shards": names}
     for leftover in partial.glob(".*"):  # of a process that was killed while it wrote
-        leftover.unlink()
+        remove(leftover)
+    manifest = {"version": STORE_VERSION, **totals, **facts, "sources": counted, "shards": names}
     with replacing(partial / "manifest.json") as temporary:
         temporary.write_text(json.dumps(manifest, indent=1))
     partial.rename(folder)
@@ -249,8 +238,8 @@ def finish_store(
 
 
 def drop_shards(folder: Path) -> None:
-    """Remove the shards of a store that is not finished: what was read turned out not to be its text."""
-    shutil.rmtree(_partial(folder), ignore_errors=True)
+    """Remove the shards of an unfinished store."""
+    remove(_partial(folder))
 
 
 def _partial(folder: Path) -> Path:
@@ -274,48 +263,19 @@ def _number_shards(sources: Iterable[Iterable[str]], shards: list[int]) -> Itera
         shards.append(shard - before)
 
 
-def _batches(
-    numbered: Iterable[tuple[int, str]], is_wanted: Callable[[int], bool]
-) -> Iterator[tuple[int, list[str]]]:
-    """Group the documents of the wanted shards into batches worth a message to another process."""
-    for shard, documents in groupby(numbered, key=itemgetter(0)):
-        if not is_wanted(shard):
-            continue
-        texts: list[str] = []
-        room = BATCH_CHARACTERS
-        for _, text in documents:
-            texts.append(text)
-            room -= len(text)
-            if room <= 0 or len(texts) == BATCH_DOCUMENTS:
-                yield shard, texts
-                texts, room = [], BATCH_CHARACTERS
-        if texts:
-            yield shard, texts
-
-
-def _shard_columns(parts: list[Encoded]) -> pa.RecordBatch:
-    """Return the rows of a shard; the number of documents without tokens, which have none, beside them."""
+def _shard_columns(parts: list[Encoded], unknown: int) -> pa.RecordBatch:
+    """Return the documents of a shard that have tokens; the metadata counts the others and unknown tokens."""
     ids, lengths, hashes, sizes = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     filled = lengths > 0
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[filled])])
-    batch = pa.RecordBatch.from_pydict(
-        {
-            "input_ids": pa.LargeListArray.from_arrays(offsets, ids),
-            "text_hash": pa.array(hashes[filled]),
-            "num_bytes": pa.array(sizes[filled]),
-        }
-    )
-    return batch.replace_schema_metadata({"num_without_tokens": str(int((~filled).sum()))})
-
-
-def _write_shard(path: Path, batch: pa.RecordBatch, unknown: int) -> None:
-    num_unknown = int((_view(batch.column("input_ids").values) == unknown).sum())
-    batch = batch.replace_schema_metadata({**batch.schema.metadata, b"num_unknown": str(num_unknown)})
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        with pa.ipc.new_stream(file, batch.schema) as writer:
-            writer.write_batch(batch)
-        file.flush()
-        os.fsync(file.fileno())
+    columns = {
+        "input_ids": pa.LargeListArray.from_arrays(offsets, ids),
+        "text_hash": pa.array(hashes[filled]),
+        "num_bytes": pa.array(sizes[filled]),
+    }
+    counts = {"num_without_tokens": (~filled).sum(), "num_unknown": (ids == unknown).sum()}
+    metadata = {name: str(int(count)) for name, count in counts.items()}
+    return pa.RecordBatch.from_pydict(columns).replace_schema_metadata(metadata)
 
 
 def _map_file(path: Path) -> mmap.mmap:
@@ -338,8 +298,6 @@ def _source_counts(shards: list[pa.RecordBatch]) -> dict[str, int]:
         "num_documents": sum(len(shard) for shard in shards),
         "num_tokens": sum(len(shard.column("input_ids").values) for shard in shards),
         "num_bytes": sum(int(_view(shard.column("num_bytes")).sum()) for shard in shards),
-        **{
-            name: sum(int(shard.schema.metadata[name.encode()]) for shard in shards)
-            for name in ("num_unknown", "num_without_tokens")
-        },
+        "num_unknown": sum(int(shard.schema.metadata[b"num_unknown"]) for shard in shards),
+        "num_without_tokens": sum(int(shard.schema.metadata[b"num_without_tokens"]) for shard in shards),
     }

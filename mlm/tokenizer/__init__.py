@@ -8,7 +8,6 @@
 """
 
 from mlm.tokenizer.encoding import (
-    PIECE_CHARACTERS,
     encode_documents,
     encode_plain,
     plain_tokenizer,
@@ -21,7 +20,6 @@ from mlm.tokenizer.training import TOKENIZER_VERSION, train_tokenizer
 from mlm.tokenizer.words import starts_word
 
 __all__ = [
-    "PIECE_CHARACTERS",
     "SPECIAL_TOKENS",
     "TOKENIZER_VERSION",
     "SpecialTokens",

@@ -11,7 +11,9 @@ from tokenizers import Tokenizer
 PIECE_CHARACTERS = 2**15
 """Documents are encoded in pieces of about this length: threads share one document, and memory is bounded."""
 GROUP_CHARACTERS = 2**21
-"""Pieces are worked on together up to about this length."""
+"""Pieces are encoded in groups of about this length, and of at most GROUP_TEXTS."""
+GROUP_TEXTS = 2**13
+_SINGLE_SPACE = re.compile(r"(?<=\S)[ \n](?=\S)")
 
 
 def text_pieces(text: str) -> Iterator[str]:
@@ -27,25 +29,22 @@ def text_pieces(text: str) -> Iterator[str]:
         yield text[start:]
 
 
-_SINGLE_SPACE = re.compile(r"(?<=\S)[ \n](?=\S)")
-
-
-def text_groups(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Group texts up to about GROUP_CHARACTERS."""
+def text_groups(texts: Iterable[str], characters: int | None = None) -> Iterator[list[str]]:
+    """Group texts up to about so many characters, GROUP_CHARACTERS by default."""
     group: list[str] = []
-    size = 0
+    room = limit = characters or GROUP_CHARACTERS
     for text in texts:
         group.append(text)
-        size += len(text)
-        if size >= GROUP_CHARACTERS:
+        room -= len(text)
+        if room <= 0 or len(group) == GROUP_TEXTS:
             yield group
-            group, size = [], 0
+            group, room = [], limit
     if group:
         yield group
 
 
 def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy that pads nothing, cuts nothing off and takes no text for a special token."""
+    """Return a copy without padding, truncation and recognition of special tokens in a text."""
     plain = Tokenizer.from_str(tokenizer.to_str())
     plain.no_padding()
     plain.no_truncation()
@@ -57,18 +56,18 @@ def encode_documents(tokenizer: Tokenizer, texts: Iterable[str]) -> list[list[in
     """Return the token ids of each text: nothing is added, cut off or taken for a special token.
 
     Args:
-        tokenizer: any; it is copied, so that its own padding and truncation neither count nor change.
+        tokenizer: any; it is copied, so its own padding and truncation have no effect and do not change.
         texts: documents; "[MASK]" in one is three or more ordinary tokens.
     """
     return encode_plain(plain_tokenizer(tokenizer), texts)
 
 
 def encode_plain(plain: Tokenizer, texts: Iterable[str]) -> list[list[int]]:
-    """Do the work of `encode_documents` with what `plain_tokenizer` returned."""
+    """Do the work of `encode_documents` with the result of `plain_tokenizer`."""
     pieces = [list(text_pieces(text)) for text in texts]
     encoded = (
         encoding.ids
-        for group in text_groups(piece for document in pieces for piece in document)
+        for group in text_groups(chain.from_iterable(pieces))
         for encoding in plain.encode_batch_fast(group, add_special_tokens=False)
     )
     return [list(chain.from_iterable(islice(encoded, len(document)))) for document in pieces]

@@ -1,17 +1,17 @@
-"""The five tokens that are no text."""
+"""The five special tokens: their names, their ids in a vocabulary, and where they go around a text."""
 
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from mlm.config.errors import InputError
 
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Names of the special tokens of a trained vocabulary, in the order of their ids."""
 OTHER_NAMES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
-"""What the same tokens are called in vocabularies of the RoBERTa family."""
+"""Names of the same tokens in vocabularies of the RoBERTa family."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,9 @@ class SpecialTokens:
         Raises:
             InputError: one is missing.
         """
-        # Where a vocabulary has both spellings, one of them came later: it belongs to somebody's words.
         vocab = tokenizer.get_vocab(with_added_tokens=True)
-        whole = [names for names in (SPECIAL_TOKENS, OTHER_NAMES) if all(name in vocab for name in names)]
-        if whole:
+        # A vocabulary with both spellings got one of them later, from added words: the lower ids win.
+        if whole := [names for names in (SPECIAL_TOKENS, OTHER_NAMES) if vocab.keys() >= {*names}]:
             return cls(*min([vocab[name] for name in names] for names in whole))
         ids = []
         for names in zip(SPECIAL_TOKENS, OTHER_NAMES, strict=True):
@@ -52,6 +51,15 @@ class SpecialTokens:
         return cls(*ids)
 
 
+def bert_template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
+    """Return the post-processor that makes `[CLS] text [SEP]` and `[CLS] first [SEP] second [SEP]`."""
+    return processors.TemplateProcessing(
+        single=f"{CLS} $A {SEP}",
+        pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in (CLS, SEP)],
+    )
+
+
 def num_ids(tokenizer: Tokenizer) -> int:
-    """Return the rows that a table needs for all ids of a tokenizer, which may have left some out."""
+    """Return the rows that an embedding table needs: one more than the highest id, as ids may have gaps."""
     return int(max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)) + 1

@@ -1,28 +1,22 @@
-"""A vocabulary learnt from text, the same in every process."""
+"""Training of a vocabulary, with the same result in every process."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
+from mlm.files import format_bytes
+from mlm.tokenizer.bert import wordpiece
 from mlm.tokenizer.encoding import text_groups, text_pieces
-from mlm.tokenizer.special import SPECIAL_TOKENS, SpecialTokens
+from mlm.tokenizer.special import MASK, SPECIAL_TOKENS, UNK, bert_template
 
 TOKENIZER_VERSION = 1
 """Changes whenever the same text would give another vocabulary."""
@@ -33,64 +27,45 @@ MAX_ALPHABET = 1000
 MAX_WORD_CHARACTERS = 200
 """Longest word that WordPiece cuts, a longer one becomes [UNK]; the time to cut one grows with its square."""
 MAX_LONG_WORD_CHARACTERS = 2**23
-"""Most characters of longer words that a vocabulary is learnt from: each is counted as a word of its own."""
+"""Most characters of longer words that a vocabulary is learnt from; more would take much memory."""
 
 log = logging.getLogger(__name__)
 
 
-def train_tokenizer(
-    documents: Iterable[str],
-    config: TokenizerConfig,
-    progress: Callable[[int], None] | None = None,
-    name: str = "the corpus",
-) -> Tokenizer:
-    """Learn a vocabulary.
+def train_tokenizer(documents: Iterable[str], config: TokenizerConfig, name: str = "the corpus") -> Tokenizer:
+    """Train a vocabulary.
 
-    It may come out smaller than asked for, when the text has no more to merge, but never larger.
+    It is smaller than `vocab_size` if the text has no more pieces to merge, but never larger.
 
     Args:
         documents: texts; drawn once, and only as far as `config.max_bytes` of UTF-8.
         config: kind, size, and whether case and accents are kept.
-        progress: called with the number of bytes after each document.
-        name: what the text is called in errors.
+        name: the text's name in errors.
 
     Raises:
-        InputError: there is no text, or `vocab_size` is too small for this kind.
+        InputError: the text is empty, or `vocab_size` is too small for this kind.
     """
-    texts = list(_without_long_words(_cut(_first_bytes(documents, config.max_bytes, progress))))
+    pieces = chain.from_iterable(map(text_pieces, _first_bytes(documents, config.max_bytes)))
+    texts = list(_without_long_words(pieces))
     train = _train_wordpiece if config.type == "wordpiece" else _train_bpe
     tokenizer = train(texts, config, name)
-    special = SpecialTokens.from_tokenizer(tokenizer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", special.cls), ("[SEP]", special.sep)],
-    )
+    tokenizer.post_processor = bert_template(tokenizer)
     return tokenizer
 
 
-def _first_bytes(
-    documents: Iterable[str], max_bytes: int, progress: Callable[[int], None] | None
-) -> Iterator[str]:
+def _first_bytes(documents: Iterable[str], max_bytes: int) -> Iterator[str]:
     left = max_bytes
     for document in documents:
         size = len(document.encode())
-        yield document if size <= left else document[: max(left, 0)]
+        yield document if size <= left else document[:left]
         left -= size
-        if progress:
-            progress(size)
         if left <= 0:
-            log.info("the vocabulary is learnt from %s MB of the text", f"{max_bytes / 1e6:,.0f}")
+            log.info("the vocabulary is learnt from %s of the text", format_bytes(max_bytes))
             return
 
 
-def _cut(texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        yield from text_pieces(text)
-
-
 def _without_long_words(texts: Iterable[str]) -> Iterator[str]:
-    """Break words that are too long for the vocabulary, and leave them out once there were plenty."""
+    """Break words that are too long for the vocabulary; leave them out beyond MAX_LONG_WORD_CHARACTERS."""
     left = MAX_LONG_WORD_CHARACTERS
     for text in texts:
         words = text.split()
@@ -133,18 +108,7 @@ def _train_wordpiece(texts: list[str], config: TokenizerConfig, name: str) -> To
 
 
 def _empty_wordpiece(config: TokenizerConfig, vocab: dict[str, int]) -> Tokenizer:
-    tokenizer = Tokenizer(
-        models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS)
-    )
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=True,
-        strip_accents=config.lowercase,
-        lowercase=config.lowercase,
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix="##")
-    return tokenizer
+    return wordpiece(vocab, MAX_WORD_CHARACTERS, config.lowercase, strip_accents=config.lowercase)
 
 
 def _alphabet(texts: list[str], tokenizer: Tokenizer, limit: int) -> list[str]:
@@ -171,26 +135,26 @@ def _alphabet(texts: list[str], tokenizer: Tokenizer, limit: int) -> list[str]:
 
 
 def _joins_words(character: str, tokenizer: Tokenizer) -> bool:
-    """Tell whether a character can stand inside a word; punctuation and Chinese characters cannot."""
+    """Return whether a character can occur inside a word; punctuation and Chinese characters cannot."""
     text = tokenizer.normalizer.normalize_str(f"a{character}")
     return len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) == 1
 
 
 def _train_bpe(texts: list[str], config: TokenizerConfig, name: str) -> Tokenizer:
-    """Train byte-level BPE: every text can be written in it, nothing is unknown."""
+    """Train byte-level BPE, in which every text can be written: nothing is unknown."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(SPECIAL_TOKENS) + len(alphabet)
     if config.vocab_size < smallest:
         raise InputError(f"tokenizer.vocab_size={config.vocab_size} must be at least {smallest} for type bpe")
     if not any(text.strip() for text in texts):
         raise InputError(f"{name}: has no text to learn a vocabulary from")
-    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.BPE(unk_token=UNK))
     fold = [normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]
     tokenizer.normalizer = normalizers.Sequence(fold) if config.lowercase else normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    # A mask stands for a word with the space before it, which would otherwise remain as a token of its own.
-    mask = AddedToken("[MASK]", lstrip=True, special=True)
+    # A mask replaces a word and the space before it, which would otherwise remain as a separate token.
+    mask = AddedToken(MASK, lstrip=True, special=True)
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
         min_frequency=MIN_PAIR_COUNT,

@@ -122,7 +122,7 @@ def age(path: Path, days: float) -> None:
         os.utime(file, times=(time.time() - days * DAY_S - 60,) * 2)
 
 
-def test_list_says_what_is_there(cache: Path) -> None:
+def test_list_of_entries(cache: Path) -> None:
     entries = list_cache(cache)
     assert [(entry.kind, entry.path.name) for entry in entries] == [
         ("token store", "abc"),
@@ -137,6 +137,13 @@ def test_list_says_what_is_there(cache: Path) -> None:
     assert "1,234 tokens of books, hub:a/b" in line
     assert "1 day ago" in entries[1].line(time.time())
     assert list_cache(cache / "nowhere") == []
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"sources": [1]}'])
+def test_damaged_entry_is_listed_and_cleaned(cache: Path, content: str) -> None:
+    (cache / "stores" / "abc" / "manifest.json").write_text(content)
+    assert "token store" in {entry.kind for entry in list_cache(cache)}
+    assert "abc" in {entry.path.name for entry in clean_cache(cache, 0)}
 
 
 def test_clean_removes_what_was_not_used_for_so_long(cache: Path) -> None:
@@ -158,5 +165,5 @@ def test_clean_leaves_alone_a_store_whose_rows_are_being_made(cache: Path) -> No
 def test_clean_leaves_alone_what_is_being_made(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     with locked(cache / "stores" / "def", "-1-of-2"):
         assert "def.partial" not in {entry.path.name for entry in clean_cache(cache, 0)}
-    assert "is being made at the moment" in caplog.text
+    assert "is being made by another process" in caplog.text
     assert (cache / "stores" / "def.partial").exists()

@@ -65,7 +65,7 @@ def test_similar_documents_are_found_as_by_comparing_all() -> None:
         assert np.array_equal(stays, first_of_similar(documents, kept, similarity))
 
 
-def test_memory_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("rensa")
     with caplog.at_level(logging.INFO):
         first_of_similar(similar_pairs(), np.ones(120, np.bool_), 0.8)

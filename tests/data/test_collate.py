@@ -4,13 +4,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from stores import build_store
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from mlm.config.data import MaskingConfig, TokenizerConfig
 from mlm.data.collate import MaskedRows, Rows, build_masking
 from mlm.data.packing import pack_documents
 from mlm.data.sampler import Part, RowBatch
-from mlm.data.store import build_store
 from mlm.tokenizer import SpecialTokens, encode_documents, starts_word, train_tokenizer
 
 SEQ_LEN = 24

@@ -135,12 +135,12 @@ def test_empty_text_trains_no_tokenizer(tmp_path: Path, capsys: pytest.CaptureFi
     assert not (tmp_path / "t").exists()
 
 
-def test_amount_of_text_is_bounded_and_told(
+def test_amount_of_text_is_bounded_and_logged(
     text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = str(tmp_path / "t")
     assert train("--data.sources", text, "--output", out, "--tokenizer.max_bytes", "1e4") == 0
-    assert "learnt from 0 MB of the text" in caplog.text
+    assert "learnt from 10.0 kB of the text" in caplog.text
 
 
 def test_existing_tokenizer_is_not_overwritten(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stores import build_store
 
 from mlm.config.data import CorpusConfig, SourceConfig, TokenizerConfig
 from mlm.config.errors import InputError
@@ -19,7 +20,6 @@ from mlm.data.corpus import (
     prepare_tokenizer,
     split_documents,
 )
-from mlm.data.store import build_store
 from mlm.data.text import Text
 from mlm.tokenizer import encode_documents
 
@@ -101,7 +101,7 @@ def test_a_tiny_corpus_gives_one_row_and_a_warning(tmp_path, caplog):
     path.write_text("one sentence about a harbour\n")
     corpus = prepare_corpus(config(path, seq_len=512), VOCABULARY)
     assert (len(corpus.train), len(corpus.validation)) == (1, 1)
-    assert "trained on and validated on" in caplog.text
+    assert "it is used for training and for validation" in caplog.text
 
 
 def files_below(folder):
@@ -203,7 +203,7 @@ def test_several_processes_prepare_together(text):
     assert all(run.returncode == 0 for run in runs)
 
 
-# ---------------------------------------------------------------------------- copies, mixes, what is told
+# ---------------------------------------------------------------------------- copies, mixes, log
 
 
 REPEATS = ["a lamp"] * 100 + ["the boat"] * 100 + [f"line {number} stands alone" for number in range(5)]
@@ -220,7 +220,7 @@ def tokens_of(part, store):
     return [tuple(store.tokens(*piece).tolist()) for piece in pieces]
 
 
-def test_duplicates_are_told_and_left_out_on_request(tmp_path, caplog):
+def test_duplicates_are_reported_and_left_out_on_request(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         corpus = prepare_corpus(repeats(tmp_path), VOCABULARY)
     assert (
@@ -308,10 +308,10 @@ def test_a_source_with_nothing_to_train_on_gives_its_weight_away(tmp_path, docum
     sources = [SourceConfig(str(tmp_path / f"{name}.txt"), weight=1) for name in "ab"]
     corpus = prepare_corpus(CorpusConfig(sources=sources, document="line", deduplicate="exact"), VOCABULARY)
     assert [part.name for part in corpus.train.parts] == [sources[0].path]
-    assert "nothing is left to train on; its weight goes to the others" in caplog.text
+    assert "no text is left to train on; its weight goes to the others" in caplog.text
 
 
-def test_unknown_tokens_are_told_by_source(tmp_path, tokenizer, caplog):
+def test_unknown_tokens_are_reported_by_source(tmp_path, tokenizer, caplog):
     vocabulary = tmp_path / "tokenizer.json"
     tokenizer.save(str(vocabulary))
     for name, text in (("good", "the boat\n"), ("bad", "the harbour waits\u03c8 every \u2602 lamp\n")):
@@ -325,10 +325,10 @@ def test_unknown_tokens_are_told_by_source(tmp_path, tokenizer, caplog):
     assert "unknown tokens: 2 (" in caplog.text
 
 
-def test_what_is_told_is_told_again_when_reused(text, caplog):
+def test_facts_are_logged_again_when_the_cache_is_reused(text, caplog):
     with caplog.at_level(logging.INFO):
         prepare_corpus(config(text), VOCABULARY)
-        first = [record.message for record in caplog.records]
+        first = [record.message for record in caplog.records if record.message != "packing rows of 32 tokens"]
         caplog.clear()
         prepare_corpus(config(text), VOCABULARY)
     again = [record.message for record in caplog.records]
@@ -413,7 +413,8 @@ def test_damage_in_the_cache_is_one_line_and_removing_it_helps(text, name, conte
     file.unlink()
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(InputError, match=r"^\S+ is damaged \(.+\); remove it and it is made anew") as error:
+    message = r"^\S+ is damaged \(.+\); remove it, and the next run makes it again"
+    with pytest.raises(InputError, match=message) as error:
         prepare_corpus(config(text), VOCABULARY)
     damaged = Path(str(error.value).split(" is damaged")[0])
     assert damaged in file.parents
@@ -422,7 +423,7 @@ def test_damage_in_the_cache_is_one_line_and_removing_it_helps(text, name, conte
     assert prepare_corpus(config(text), VOCABULARY).unigram_entropy == before.unigram_entropy
 
 
-def test_missing_package_is_told_before_anything_is_made(text, monkeypatch):
+def test_missing_package_is_reported_before_any_work(text, monkeypatch):
     monkeypatch.setitem(sys.modules, "rensa", None)
     with pytest.raises(InputError, match="near needs the package rensa"):
         prepare_corpus(config(text, deduplicate="near"), VOCABULARY)
@@ -437,9 +438,9 @@ def test_text_without_a_word_is_named(tmp_path):
         prepare_corpus(config(path), VOCABULARY)
 
 
-def test_giant_word_is_not_answered_with_what_was_done(tmp_path):
+def test_giant_word_gets_the_right_remedy(tmp_path):
     path = tmp_path / "giant.txt"
     path.write_text("x" * 5000)
-    with pytest.raises(InputError, match="longer than it takes: train one of type bpe") as error:
+    with pytest.raises(InputError, match="is too long: train one of type bpe") as error:
         prepare_corpus(config(path), VOCABULARY)
     assert "on this text" not in str(error.value)

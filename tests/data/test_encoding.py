@@ -106,7 +106,7 @@ def test_long_texts_and_full_memory_change_nothing(kind: str, monkeypatch: pytes
     assert len(encoder._numbers) <= 20
 
 
-def test_words_are_handed_on_as_they_are_at_that_time() -> None:
+def test_known_words_are_a_snapshot() -> None:
     tokenizer = KNOWN["wordpiece"]
     first = DocumentEncoder(tokenizer)
     first(TEXTS[:1])
@@ -138,7 +138,7 @@ def batches() -> list[tuple[int, list[str]]]:
     return [(number // 3, [f"{TEXTS[number % 2]} {number}", "the boat"]) for number in range(30)]
 
 
-def test_processes_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Used here first, then in processes: forking would hang, and give a warning."""
     tokenizer = KNOWN["wordpiece"]
     alone = list(encode_in_order(batches(), tokenizer, 1))
@@ -219,7 +219,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path) -> None:
     raise AssertionError("a process is left")
 
 
-def test_script_without_guard_is_told_so(tmp_path) -> None:
+def test_script_without_guard_is_an_error(tmp_path) -> None:
     run = start_script(tmp_path, "if True:")
     _, errors = run.communicate(timeout=60)
     assert "InputError" in errors

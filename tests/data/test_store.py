@@ -10,12 +10,13 @@ import time
 import datasets
 import numpy as np
 import pytest
+from stores import build_store
 
 from mlm.config.errors import InputError
 from mlm.data import encoding
 from mlm.data import store as store_module
 from mlm.data.packing import Spans
-from mlm.data.store import TokenStore, build_store, finish_store, write_shards
+from mlm.data.store import TokenStore, finish_store, write_shards
 from mlm.tokenizer import encode_documents
 
 
@@ -64,6 +65,19 @@ def test_datasets_opens_a_shard(store, documents, tokenizer):
     assert table["input_ids"][7] == encode_documents(tokenizer, documents[7:8])[0]
 
 
+def test_as_dataset_has_the_documents_of_the_store_memory_mapped(tmp_path, documents, tokenizer, monkeypatch):
+    monkeypatch.setattr(store_module, "SHARD_CHARACTERS", 2000)
+    sharded = build_store(tmp_path / "sharded", documents, tokenizer)
+    assert len(sharded.manifest["shards"]) > 5
+    dataset = sharded.as_dataset()
+    assert dataset.column_names == ["input_ids"]
+    spans = zip(sharded.documents.starts.tolist(), sharded.documents.lengths.tolist(), strict=True)
+    assert dataset["input_ids"][:] == [sharded.tokens(*span).tolist() for span in spans]
+    files = [sharded.folder / name for name in sharded.manifest["shards"]]
+    assert [file["filename"] for file in dataset.cache_files] == list(map(str, files))
+    assert dataset.features["input_ids"].feature.dtype == "uint16"
+
+
 def test_same_text_same_bytes(store, tmp_path, documents, tokenizer):
     again = build_store(tmp_path / "again", iter(documents), tokenizer)
     for name in store.manifest["shards"]:
@@ -96,7 +110,7 @@ def test_a_failure_leaves_nothing(tmp_path, tokenizer):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_loader_process_opens_it_anew(store):
+def test_a_loader_process_opens_it_again(store):
     other = pickle.loads(pickle.dumps(store))
     assert isinstance(other, TokenStore)
     assert np.array_equal(other.tokens(0, 5), store.tokens(0, 5))
@@ -192,7 +206,7 @@ def test_machines_share_the_shards(tmp_path, halves, tokenizer):
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_interrupted_work_goes_on_with_the_missing_shards(tmp_path, halves, tokenizer, caplog):
+def test_interrupted_work_resumes_with_the_missing_shards(tmp_path, halves, tokenizer, caplog):
     shards = write_shards(tmp_path / "whole", halves, tokenizer)
     finish_store(tmp_path / "whole", shards, FACTS, {})
 
@@ -208,7 +222,7 @@ def test_interrupted_work_goes_on_with_the_missing_shards(tmp_path, halves, toke
     (tmp_path / "parts.partial" / ".shard-00007.arrow.4711").write_bytes(b"killed while it wrote this")
     with caplog.at_level("INFO"):
         assert write_shards(tmp_path / "parts", halves, tokenizer) == shards
-    assert f"going on after {len(before)} finished shards" in caplog.text
+    assert f"resuming after {len(before)} finished shards" in caplog.text
     assert all(path.stat().st_mtime_ns == time_ for path, time_ in before.items())
     finish_store(tmp_path / "parts", shards, FACTS, {})
     assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
@@ -251,7 +265,7 @@ def program(tmp_path, documents, tokenizer, folder, seconds=0.0, processes=2, **
     )
 
 
-def test_killed_run_goes_on_to_the_same_bytes(tmp_path, documents, tokenizer):
+def test_killed_run_resumes_to_the_same_bytes(tmp_path, documents, tokenizer):
     assert program(tmp_path, documents, tokenizer, tmp_path / "whole").wait() == 0
     run = program(tmp_path, documents, tokenizer, tmp_path / "killed", seconds=0.005)
     partial = tmp_path / "killed.partial"

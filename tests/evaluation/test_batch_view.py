@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from stores import build_store
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mlm.__main__ import main
@@ -13,7 +14,6 @@ from mlm.config.experiment import InspectConfig
 from mlm.data.collate import Rows
 from mlm.data.corpus import prepare_corpus
 from mlm.data.packing import pack_documents
-from mlm.data.store import build_store
 from mlm.evaluation.batch_view import RowView, training_batch
 from mlm.tokenizer import SpecialTokens
 

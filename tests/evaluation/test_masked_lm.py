@@ -4,12 +4,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from stores import build_store
 
 from mlm.__main__ import main
 from mlm.config.data import IGNORE_INDEX, MaskingConfig
 from mlm.data.collate import Rows, build_masking
 from mlm.data.packing import pack_documents
-from mlm.data.store import build_store
 from mlm.evaluation.masked_lm import MaskedLMScores, frozen_batches, score_batches
 from mlm.hub.pretrained import load_pretrained
 from mlm.model.loss import summed_cross_entropy
