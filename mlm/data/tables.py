@@ -1,9 +1,10 @@
-"""Files of rows as documents: JSON lines, CSV, TSV, parquet and Arrow; a row is a document.
+"""Read files of rows: JSON lines, JSON arrays, CSV, TSV, parquet and Arrow; a row is a document.
 
-- every cell is text as it stands in the file: `NA` is a word, never a missing value
-- the text is in the column asked for, else in `text`, else in the only column that holds words
-- a row without text is counted and passed over; one that cannot be read, or whose text is something else, is
-  an error, or counted too where the user wants that
+- one reader serves pretraining, which wants one column, and labelled tables, which want all
+- every cell of a text file is text: `NA` is a word, never a missing value
+- the text is in the requested column, else in `text`, else in the only column that holds words
+- a row without text is counted and skipped; a row that cannot be read, or whose cell is not text, is an
+  error, or is counted too if the user allows bad rows
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import shutil
 import tempfile
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any
 
@@ -22,18 +23,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mlm.config.errors import InputError
-from mlm.data.formats import BLOCK_BYTES, ReadReport, StoredBytes, good_lines, one_line
+from mlm.data.formats import BLOCK_BYTES, decompressed, good_lines, one_line
+from mlm.data.json_array import array_items, json_problem
+from mlm.data.report import ReadReport
 
+ARROW_FORMATS = ("parquet", "arrow")
+"""Formats whose columns have types; all other tables are text."""
 HEAD_ROWS = 32
-"""Rows looked at to find the column that holds the text."""
+"""Rows searched for the column that holds the text."""
 PARQUET_BYTES = 1 << 24
-"""About how much of a parquet file is decoded at a time: thousands of sentences or a few books."""
+"""Approximate bytes of a parquet file decoded at a time: thousands of sentences or a few books."""
+MAX_QUOTED = 1 << 24
+"""Characters of a CSV row of several lines beyond which its quote counts as unclosed."""
 
 ARROW_FILE = b"ARROW1\0\0"
-"""What the file format has before the stream in it."""
+"""Start of Arrow's file format, before the stream in it."""
 
 Row = tuple[str, dict[str, Any]]
-"""Where a row stands ("line 3"), and its cells."""
+"""Place of a row ("line 3"), and its cells."""
 
 
 def row_documents(
@@ -113,6 +120,20 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def text_rows(blocks: Iterator[str], kind: str, name: str, report: ReadReport) -> Iterator[Row]:
+    """Yield the rows of a table in a text format.
+
+    Args:
+        blocks: the text.
+        kind: jsonl, json, csv or tsv.
+        name: the file's name in errors.
+        report: counts blank lines and bad rows.
+    """
+    if kind in ("csv", "tsv"):
+        return csv_rows(blocks, name, kind == "tsv", report)
+    return json_rows(blocks, name, kind == "json", report)
+
+
 def json_rows(blocks: Iterator[str], name: str, array_allowed: bool, report: ReadReport) -> Iterator[Row]:
     """Yield the objects of a JSON-lines file, or of a file that is one array.
 
@@ -121,10 +142,10 @@ def json_rows(blocks: Iterator[str], name: str, array_allowed: bool, report: Rea
     """
     first = next(blocks, "")
     blocks = chain([first], blocks)
-    values: Iterator[tuple[str, Any]] = _json_lines(blocks, name, report)
     if array_allowed and first.lstrip().startswith("["):
-        items = _parse_json("".join(blocks), name, 1)
-        values = ((f"item {number}", item) for number, item in enumerate(items, 1))
+        values = ((f"item {number}", item) for number, item in enumerate(array_items(blocks, name), 1))
+    else:
+        values = _json_lines(blocks, name, report)
     for place, value in values:
         if isinstance(value, str):
             yield place, {"text": value}
@@ -140,27 +161,17 @@ def _json_lines(blocks: Iterator[str], name: str, report: ReadReport) -> Iterato
             report.blank_lines += 1
             continue
         try:
-            value = _parse_json(line, name, number)
-        except InputError as error:
-            problem = str(error)
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            problem = json_problem(error, name, number)
             if number == 1 and line.rstrip().endswith(("{", "[", ",")):
                 problem = (
-                    f"{name}, line 1: a JSON value that goes on over several lines; write one object a line "
+                    f"{name}, line 1: a JSON value over several lines; write one object a line "
                     "(`jq -c . FILE > NEW.jsonl` does), or a .json file that is one array of objects"
                 )
             report.bad_row(problem)
             continue
         yield f"line {number}", value
-
-
-def _parse_json(text: str, name: str, line: int) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        place = f"line {line + error.lineno - 1}, column {error.colno}"
-        raise InputError(f"{name}, {place}: not valid JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets as deep
-        raise InputError(f"{name}, line {line}: not readable JSON: {one_line(error)}") from None
 
 
 class _RowLines:
@@ -169,19 +180,28 @@ class _RowLines:
     def __init__(self, lines: Iterator[str]):
         self._lines = lines
         self._again: deque[str] = deque()
+        self._size = 0
         self.number = 0
-        """Of the line that came last."""
+        """Number of the last line."""
         self.row: list[str] = []
-        """The lines that came since this was emptied."""
+        """Lines of the current row."""
 
     def __iter__(self) -> _RowLines:
         return self
 
     def __next__(self) -> str:
+        if self._size > MAX_QUOTED:
+            raise csv.Error(f"a quoted cell does not end within {MAX_QUOTED:,} characters")
         line = self._again.popleft() if self._again else next(self._lines) + "\n"
         self.number += 1
+        self._size += len(line)
         self.row.append(line)
         return line
+
+    def begin_row(self) -> None:
+        """Forget the lines of the row before."""
+        self.row.clear()
+        self._size = 0
 
     def put_back(self) -> None:
         """Take back all lines of the row but the first: an open quote swallows no row but its own."""
@@ -214,7 +234,7 @@ def csv_rows(blocks: Iterator[str], name: str, tabs: bool, report: ReadReport | 
     )
     header: list[str] | None = None
     while True:
-        lines.row.clear()
+        lines.begin_row()
         try:
             cells = next(reader, None)
         except csv.Error as error:
@@ -259,62 +279,82 @@ def without_quotes(cell: str) -> str:
     return inner.replace('""', '"') if whole else cell
 
 
-def parquet_documents(
-    stream: Any, stored: Any, name: str, column: str | None, report: ReadReport
-) -> Iterator[str]:
-    """Yield the texts of a parquet file.
-
-    Its index stands at its end: what can only be read in order goes through a temporary copy.
+def arrow_batches(
+    kind: str, stored: io.BufferedReader, choose: Callable[[pa.Schema], list[str] | None]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of a file, a few rows each.
 
     Args:
-        stream: the content.
-        stored: the buffered `StoredBytes` below it; the same object where nothing is compressed.
-        name: the file's name for errors.
-        column: the column that holds the text; None: find it.
-        report: counts rows.
+        kind: parquet or arrow; an Arrow file may be in the stream or the file format.
+        stored: a file of `open_file`.
+        choose: returns the columns to read; None: all.
     """
-    stored_bytes: StoredBytes = stored.raw
-    direct = stored_bytes.seekable_file() if stream is stored else None
+    content = decompressed(stored)
+    if kind == "arrow":
+        yield from _arrow_stream(content, choose)
+        return
+    # The index is at the end: a file that can only be read in order is copied first.
+    stored_bytes: Any = stored.raw
+    direct = stored_bytes.seekable_file() if content is stored else None
     with direct or tempfile.TemporaryFile() as file:
         if not direct:
-            shutil.copyfileobj(stream, file, BLOCK_BYTES)
+            shutil.copyfileobj(content, file, BLOCK_BYTES)
             file.seek(0, io.SEEK_SET)
         table = pq.ParquetFile(file, buffer_size=BLOCK_BYTES)  # page by page, not a whole row group
-        schema = table.schema_arrow
-        column = _choose_column(name, schema.names, [f.name for f in schema if _is_string(f.type)], column)
-        report.rules[f"rows (column {column})"] += 1
+        columns = choose(table.schema_arrow)
         row, num_rows = 0, table.metadata.num_rows
         size = sum(table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups))
         batch_rows = min(max(PARQUET_BYTES * num_rows // max(size, 1), 1), 1000)
-        for batch in table.iter_batches(batch_size=batch_rows, columns=[column]):
-            for value in batch.column(0).to_pylist():
-                row += 1
-                yield from _cell_text(value, f"{name}, row {row}", column, report)
+        for batch in table.iter_batches(batch_size=batch_rows, columns=columns):
+            yield batch
+            row += len(batch)
             stored_bytes.reach(row / num_rows)
 
 
-def arrow_documents(stream: Any, name: str, column: str | None, report: ReadReport) -> Iterator[str]:
-    """Yield the texts of an Arrow file, in the stream or the file format.
+def _arrow_stream(stream: Any, choose: Callable[[pa.Schema], list[str] | None]) -> Iterator[pa.RecordBatch]:
+    content = io.BufferedReader(stream)
+    if content.peek(len(ARROW_FILE))[: len(ARROW_FILE)] == ARROW_FILE:
+        content.read(len(ARROW_FILE))  # a file is a stream with an index after it
+    batches = pa.ipc.open_stream(content)
+    columns = choose(batches.schema)
+    for batch in batches:
+        for start in range(0, len(batch), HEAD_ROWS):  # few at a time: a batch may be the whole file
+            rows = batch.slice(start, HEAD_ROWS)
+            yield rows if columns is None else rows.select(columns)
+
+
+def arrow_documents(
+    kind: str, stored: io.BufferedReader, name: str, column: str | None, report: ReadReport
+) -> Iterator[str]:
+    """Yield the texts of a parquet or Arrow file.
 
     Args:
-        stream: the content; read in order, since a file is a stream with an index behind it.
-        name: the file's name for errors.
+        kind: parquet or arrow.
+        stored: a file of `open_file`.
+        name: the file's name in errors.
         column: the column that holds the text; None: find it.
         report: counts rows.
     """
-    content = io.BufferedReader(stream)
-    if content.peek(len(ARROW_FILE))[: len(ARROW_FILE)] == ARROW_FILE:
-        content.read(len(ARROW_FILE))
-    batches = pa.ipc.open_stream(content)
-    schema = batches.schema
-    column = _choose_column(name, schema.names, [f.name for f in schema if _is_string(f.type)], column)
-    report.rules[f"rows (column {column})"] += 1
+
+    def choose(schema: pa.Schema) -> list[str]:
+        texts = [field.name for field in schema if _is_string(field.type)]
+        chosen = _choose_column(name, schema.names, texts, column)
+        report.rules[f"rows (column {chosen})"] += 1
+        return [chosen]
+
     row = 0
-    for batch in batches:
-        for start in range(0, len(batch), HEAD_ROWS):  # few at a time: a batch may be the whole file
-            for value in batch.column(column).slice(start, HEAD_ROWS).to_pylist():
-                row += 1
-                yield from _cell_text(value, f"{name}, row {row}", column, report)
+    for batch in arrow_batches(kind, stored, choose):
+        for row, value in enumerate(batch.column(0).to_pylist(), row + 1):  # noqa: B020
+            yield from _cell_text(value, f"{name}, row {row}", batch.schema.names[0], report)
+
+
+def arrow_rows(kind: str, stored: io.BufferedReader) -> Iterator[Row]:
+    """Yield the rows of a parquet or Arrow file."""
+    row = 0
+    for batch in arrow_batches(kind, stored, lambda schema: None):
+        for cells in batch.to_pylist():
+            row += 1
+            yield f"row {row}", cells
 
 
 def _is_string(kind: pa.DataType) -> bool:

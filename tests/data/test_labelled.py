@@ -210,8 +210,8 @@ def test_numbers_are_read_from_any_spelling(write):
         ("a.jsonl", '{"text": "a"', "a.jsonl, line 1, column 13: not valid JSON"),
         ("a.csv", b"text,label\n\xff,1\n", "a.csv, line 2, byte 11: 0xff is not valid utf-8"),
         ("a.parquet", b"PAR1 no", "a.parquet: cannot be read:"),
-        ("a.txt", "text", "a.txt: is no file of rows; csv, tsv, jsonl, json and parquet are"),
-        ("a.xlsx", "text", "a.xlsx: is no file of rows"),
+        ("a.txt", "text", "a.txt: is not a file of rows; csv, tsv, jsonl, json, parquet and arrow are"),
+        ("a.xlsx", "text", "a.xlsx: is not a file of rows"),
         (
             "a.csv",
             "text,label\na,1\nb,0\n",

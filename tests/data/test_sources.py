@@ -27,9 +27,9 @@ import pytest
 from mlm.config.data import SourceConfig
 from mlm.config.errors import InputError
 from mlm.data import sources
+from mlm.data.report import ReadReport
 from mlm.data.sources import (
     DigestCache,
-    ReadReport,
     read_documents,
     source_digest,
     source_files,
@@ -133,7 +133,7 @@ def test_folder_is_read_sorted_without_hidden_and_foreign_files(tmp_path: Path) 
         write(tmp_path / name, name)
     for name in (".hidden.txt", ".git/x.txt", "picture.png", "LICENSE"):
         write(tmp_path / name, "no")
-    assert [path.name for path in source_files(SourceConfig(str(tmp_path)))] == [
+    assert [Path(name).name for name in source_files(SourceConfig(str(tmp_path)))] == [
         "a.txt.gz",
         "z.md",
         "b.txt",
@@ -365,19 +365,19 @@ def free_port() -> int:
 
 def test_bad_urls_are_errors(server: str) -> None:
     for url, message in {
-        f"{server}/missing.txt": "cannot be opened",
-        f"http://127.0.0.1:{free_port()}/a.txt": "cannot be opened",
+        f"{server}/missing.txt": "cannot be read: no such file",
+        f"http://127.0.0.1:{free_port()}/a.txt": "cannot be read: ",
         f"{server}/a.pdf": r"unknown format \.pdf",
-        "gopher://x/a.txt": "cannot be opened: .*gopher",
+        "gopher://x/a.txt": "cannot be read: .*gopher",
     }.items():
         with pytest.raises(InputError, match=message):
             read(url)
-    with pytest.raises(InputError, match="cannot be reached"):
+    with pytest.raises(InputError, match="cannot be read: 404"):
         source_size(SourceConfig(f"{server}/missing.txt"))
 
 
 def test_hub_names_are_checked() -> None:
-    with pytest.raises(InputError, match=r"hub:: is not of the form hub:OWNER/NAME"):
+    with pytest.raises(InputError, match=r"hub: is not of the form hub:OWNER/NAME"):
         read("hub:")
     assert source_size(SourceConfig("hub:a/b")) is None
 
@@ -572,7 +572,7 @@ def test_split_train_of_a_saved_data_set_is_read(tmp_path: Path) -> None:
     assert read(tmp_path / "a" / "test") == ["test"]
     del splits["train"]
     datasets.DatasetDict(splits).save_to_disk(tmp_path / "b")
-    with pytest.raises(InputError, match=r"b: holds the splits test, other; name one: .*b/test"):
+    with pytest.raises(InputError, match=r"b: has the splits test, other; name one: .*b/test"):
         read(tmp_path / "b")
 
 

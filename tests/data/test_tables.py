@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from mlm.config.errors import InputError
-from mlm.data.formats import ReadReport, StoredBytes
-from mlm.data.tables import csv_rows, json_rows, parquet_documents, row_documents
+from mlm.data.formats import StoredBytes
+from mlm.data.report import ReadReport
+from mlm.data.tables import arrow_documents, csv_rows, json_rows, row_documents
 
 ODD_TEXTS = ['He said "go", then\nleft', "a,b", "NA", "null", "None", "nan", "tab\there", "naïve 灯", "7"]
 
@@ -34,7 +35,7 @@ def read_parquet(table: pa.Table, column: str | None = None, report: ReadReport 
     file = io.BytesIO()
     pq.write_table(table, file)
     stored = io.BufferedReader(StoredBytes(io.BytesIO(file.getvalue()), lambda size: None))
-    return list(parquet_documents(stored, stored, "a", column, report or ReadReport("a")))
+    return list(arrow_documents("parquet", stored, "a", column, report or ReadReport("a")))
 
 
 @pytest.mark.parametrize("dialect", [{}, {"quoting": csv.QUOTE_ALL}, {"delimiter": ";"}])
@@ -228,10 +229,10 @@ def test_columns_of_one_name_are_told_apart() -> None:
 @pytest.mark.parametrize("indent", [1, 4])
 def test_objects_over_several_lines_are_explained(value: Any, indent: int) -> None:
     text = json.dumps(value, indent=indent)
-    with pytest.raises(InputError, match=r"a, line 1: a JSON value that goes on over several lines; .*jq -c"):
+    with pytest.raises(InputError, match=r"a, line 1: a JSON value over several lines; .*jq -c"):
         read_json(text)
     if isinstance(value, list):
         assert read_json(text, array=True) == ["a b"]
     else:
-        with pytest.raises(InputError, match="goes on over several lines"):
+        with pytest.raises(InputError, match="JSON value over several lines"):
             read_json(text + "\n" + text, array=True)
