@@ -205,22 +205,8 @@ _UNDERLINED = re.compile(r"^(.*)\n[ \t]*[-=~^\"'*+#_.:]{3,}[ \t]*$", re.MULTILIN
 _ADMONITIONS = "note|warning|tip|hint|important|attention|caution|seealso"
 _DEEPER = r"(?:\n(?:\1[ \t]+\S.*|[ \t]*$))*"  # the lines indented deeper than group 1, and blank ones
 
-Substitution = tuple[str, re.Pattern[str], str]
-"""Text without which the search is skipped, pattern, replacement."""
-
-
-def _substitutions(*rows: tuple[str, str, str]) -> list[Substitution]:
-    return [(needle, re.compile(pattern, re.MULTILINE), replacement) for needle, pattern, replacement in rows]
-
-
-def _substitute(text: str, substitutions: list[Substitution]) -> str:
-    for needle, pattern, replacement in substitutions:
-        if needle in text:
-            text = pattern.sub(replacement, text)
-    return text
-
-
-_NOT_PROSE = _substitutions(
+# Each row: a text without which the search is skipped, pattern, replacement.
+_NOT_PROSE = (
     # Doctests with their output, up to the next blank line.
     (">>>", r"^[ \t]*>>>.*(?:\n[ \t]*\S.*)*", ""),
     # Fenced code.
@@ -233,7 +219,7 @@ _NOT_PROSE = _substitutions(
     ("::", rf"^([ \t]*)(\S.*)::[ \t]*${_DEEPER}", r"\1\2:\n"),
 )
 """Cut out, in this order, before a docstring is divided into paragraphs."""
-_MARKUP = _substitutions(
+_MARKUP = (
     ("`", r":[\w:+-]+:(?=`)", ""),  # the role of :class:`x`
     ("`~", r"`~[\w.]*?(\w+)`", r"\1"),  # ~package.name shows only its last part
     ("<", r"`([^`<>]+?)\s*<[^`<>]*>`_{0,2}", r"\1"),  # `text <target>`_
@@ -281,6 +267,13 @@ def extract_prose(docstring: str) -> list[str]:
     texts = (p for p in paragraphs if not ("   " in p and _COLUMNS.search(p)))
     plain = (" ".join(_substitute(text, _MARKUP).split()) for text in texts)
     return [paragraph for paragraph in plain if _is_prose(paragraph)]
+
+
+def _substitute(text: str, substitutions: tuple[tuple[str, str, str], ...]) -> str:
+    for needle, pattern, replacement in substitutions:
+        if needle in text:
+            text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+    return text
 
 
 def _paragraphs(text: str) -> Iterator[str]:

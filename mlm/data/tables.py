@@ -142,10 +142,9 @@ def json_rows(blocks: Iterator[str], name: str, array_allowed: bool, report: Rea
     """
     first = next(blocks, "")
     blocks = chain([first], blocks)
+    values: Iterator[tuple[str, Any]] = _json_lines(blocks, name, report)
     if array_allowed and first.lstrip().startswith("["):
         values = ((f"item {number}", item) for number, item in enumerate(array_items(blocks, name), 1))
-    else:
-        values = _json_lines(blocks, name, report)
     for place, value in values:
         if isinstance(value, str):
             yield place, {"text": value}

@@ -150,7 +150,7 @@ def test_label_of_validation_only_is_refused_with_its_row(write):
 
 def test_minus_1_is_no_label(write):
     train = write("train.csv", "text,label\na,1\nb,0\nc,-1\n")
-    assert "train.csv, row 3 (line 4): label is -1, which stands for 'no label'" in refusal(train)
+    assert "train.csv, row 3 (line 4): label is -1, which means 'no label'" in refusal(train)
     good = write("good.csv", "text,label\na,1\nb,0\nc,1\n")
     assert "train.csv, row 3 (line 4): label is -1" in refusal(good, validation=train)
 
@@ -198,7 +198,7 @@ def test_numbers_are_read_from_any_spelling(write):
         (
             "a.jsonl",
             r'{"text": "a", "label": "a\nb"}',
-            r"is one line of text, which '\n' is no part of; replace",
+            r"is one line of text and cannot contain '\n'; replace",
         ),
         ("a.jsonl", r'{"text": "a", "label": "a\u0000b"}', r"label is 'a\x00b': a label is one line of text"),
         ("a.csv", 'text,label\na,"x\ny"\n', r"a.csv, row 1 (line 3): label is 'x\ny': a label is one line"),
@@ -227,7 +227,7 @@ def test_mistakes_are_one_line(write, name, text, message):
     ("labels", "label_type", "message"),
     [
         ([b"a", b"b"], "classification", "a.parquet, row 1: label is b'a', bytes and not text; store"),
-        ([b"1", b"2"], "regression", "a.parquet, row 1: label is .*, which is no number"),
+        ([b"1", b"2"], "regression", "a.parquet, row 1: label is .*, which is not a finite number"),
         ([1.0, float("nan")], "classification", "a.parquet, row 2: label is missing"),
         ([1.0, float("nan")], "regression", "a.parquet, row 2: label is missing; regression needs"),
         ([1.0, float("nan")], "multilabel", "a.parquet, row 2: label is missing; leave it empty"),
@@ -350,7 +350,7 @@ def test_of_several_labels_every_one_keeps_an_example(write):
     ("text", "message"),
     [
         ('{"text": "a", "label": null}', r"row 1 \(line 1\): label is missing; leave it empty, or write"),
-        ('{"text": "a", "label": ["x", "-1"]}', "row 1 .*: label is -1, which stands for 'no label'"),
+        ('{"text": "a", "label": ["x", "-1"]}', "row 1 .*: label is -1, which means 'no label'"),
         ('{"text": "a", "label": ["x|y"]}', r"label x\|y has \| in it, which separates labels"),
         ('{"text": "a", "label": [["x"]]}', "row 1 .*: label is .* not one name"),
         ('{"text": "a", "label": ["x", " "]}', "row 1 .*: label is missing"),

@@ -365,14 +365,14 @@ def free_port() -> int:
 
 def test_bad_urls_are_errors(server: str) -> None:
     for url, message in {
-        f"{server}/missing.txt": "cannot be read: no such file",
+        f"{server}/missing.txt": "cannot be read: 404",
         f"http://127.0.0.1:{free_port()}/a.txt": "cannot be read: ",
         f"{server}/a.pdf": r"unknown format \.pdf",
         "gopher://x/a.txt": "cannot be read: .*gopher",
     }.items():
         with pytest.raises(InputError, match=message):
             read(url)
-    with pytest.raises(InputError, match="cannot be read: 404"):
+    with pytest.raises(InputError, match="cannot be read: no such file"):
         source_size(SourceConfig(f"{server}/missing.txt"))
 
 
