@@ -1,7 +1,7 @@
 """Convert the labels of files to training targets: ids of classes, sets of classes, numbers.
 
-- the id of a class is the index of its name in sorted order, whole numbers by value: the same for any order of
-  the rows; nothing is guessed from the type of a column
+- the id of a class is the index of its name in sorted order, whole numbers by value: the same for any order
+  of the rows; nothing is guessed from the type of a column
 - a name is one line of text that can be written: no control characters, no lone surrogates
 - errors name file, row (counted from 1, without the header) and value, before anything is trained
 

@@ -35,6 +35,8 @@ PARQUET_BYTES = 1 << 24
 """Approximate bytes of a parquet file decoded at a time: thousands of sentences or a few books."""
 MAX_QUOTED = 1 << 24
 """Characters of a CSV row of several lines beyond which its quote counts as unclosed."""
+RETRIED_LINES = 100
+"""The same in lines, for rows that were part of such a row: else an open quote in each row is quadratic."""
 
 ARROW_FILE = b"ARROW1\0\0"
 """Start of Arrow's file format, before the stream in it."""
@@ -174,12 +176,12 @@ def _json_lines(blocks: Iterator[str], name: str, report: ReadReport) -> Iterato
 
 
 class _RowLines:
-    """Lines for a CSV reader, which takes as many as a row needs; all but a bad first one come again."""
+    """Lines for a CSV reader, which takes as many as a row needs; a bad row gives back all but its first."""
 
     def __init__(self, lines: Iterator[str]):
         self._lines = lines
         self._again: deque[str] = deque()
-        self._size = 0
+        self._is_retry, self._size = False, 0
         self.number = 0
         """Number of the last line."""
         self.row: list[str] = []
@@ -189,8 +191,8 @@ class _RowLines:
         return self
 
     def __next__(self) -> str:
-        if self._size > MAX_QUOTED:
-            raise csv.Error(f"a quoted cell does not end within {MAX_QUOTED:,} characters")
+        if self._size > MAX_QUOTED or (self._is_retry and len(self.row) >= RETRIED_LINES):
+            raise csv.Error(f"a quoted cell does not end within {self._size:,} characters")
         line = self._again.popleft() if self._again else next(self._lines) + "\n"
         self.number += 1
         self._size += len(line)
@@ -200,10 +202,10 @@ class _RowLines:
     def begin_row(self) -> None:
         """Forget the lines of the row before."""
         self.row.clear()
-        self._size = 0
+        self._is_retry, self._size = bool(self._again), 0
 
     def put_back(self) -> None:
-        """Take back all lines of the row but the first: an open quote swallows no row but its own."""
+        """Repeat all lines of the row but the first: an open quote loses its own row only."""
         self._again.extendleft(reversed(self.row[1:]))
         self.number -= len(self.row) - 1
 

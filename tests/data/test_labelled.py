@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -70,6 +71,43 @@ def test_every_format_gives_the_same(name, tmp_path):
     assert found.train.texts == found.validation.texts == list(texts)
     assert found.train.labels.tolist() == [1, 2, 1, 0]
     assert found.name == "a"
+
+
+def test_saved_data_set_is_a_table_with_the_names_of_its_classes(tmp_path):
+    features = datasets.Features(
+        text=datasets.Value("string"),
+        label=datasets.ClassLabel(names=["calm", "busy"]),
+        n=datasets.Value("int8"),
+    )
+    rows = {
+        "text": ["quiet lane", "market day", "no label", None],
+        "label": [0, 1, -1, None],
+        "n": [1, 0, 1, 0],
+    }
+    data = datasets.Dataset.from_dict(rows, features=features)
+    data.save_to_disk(tmp_path / "a", num_shards=2)
+    datasets.DatasetDict(train=data.select([0, 1]), test=data).save_to_disk(tmp_path / "splits")
+    table = read_table(str(tmp_path / "a"))
+    assert [row["label"] for _, row in table.rows] == ["calm", "busy", -1, None]
+    assert table.rows[1] == ("row 2", {"text": "market day", "label": "busy", "n": 0})
+    path = str(tmp_path / "splits")
+    found = task(path, validation=path)
+    assert (found.labels, found.train.labels.tolist(), found.name) == (("busy", "calm"), [1, 0], "splits")
+    assert read_texts(path, "text") == ["quiet lane", "market day"]
+    assert "a, row 4: text is missing" in refusal(str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_table_may_be_a_url_or_an_arrow_file(tmp_path, suffix):
+    table = pa.table({"text": [text for text, _ in ROWS], "label": [label for _, label in ROWS]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    data = sink.getvalue().to_pybytes()
+    path = tmp_path / f"a.arrow{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix else data)
+    expected = [(f"row {number}", row) for number, row in enumerate(table.to_pylist(), 1)]
+    assert read_table(str(path)).rows == read_table(f"file://{path}").rows == expected
 
 
 def test_text_is_text(write):
