@@ -12,8 +12,7 @@ from mlm.data.formats import one_line
 
 TAIL = 32
 """Characters at the end of a block that may belong to an incomplete number or word."""
-SPACE = re.compile(r"[ \t\n\r]*")
-STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+NOT_SPACE = re.compile(r"[^ \t\n\r]")
 
 
 def array_items(blocks: Iterator[str], name: str) -> Iterator[Any]:
@@ -58,9 +57,13 @@ class _Text:
     def next(self) -> str:
         """Move to the next character that is not white space and return it; empty at the end."""
         while True:
-            self._at += len(SPACE.match(self._text, self._at)[0])  # type: ignore[index]
-            if self._at < len(self._text) or not self._read():
-                return self._text[self._at : self._at + 1]
+            found = NOT_SPACE.search(self._text, self._at)
+            if found:
+                self._at = found.start()
+                return found[0]
+            self._at = len(self._text)
+            if not self._read():
+                return ""
 
     def skip(self, character: str) -> bool:
         """Skip the next character that is not white space if it is this one; return whether it was."""
@@ -86,8 +89,13 @@ class _Text:
 
     def _may_be_cut(self, position: int) -> bool:
         """Tell whether more text may cure an error: it is near the end, or at a string without an end."""
-        near_end = position + TAIL > len(self._text)
-        return near_end or (self._text[position] == '"' and not STRING.match(self._text, position))
+        if position + TAIL > len(self._text) or self._text[position] != '"':
+            return position + TAIL > len(self._text)
+        try:
+            self._decode(self._text, position)
+        except json.JSONDecodeError as error:
+            return error.pos == position
+        return False
 
     def _read(self) -> bool:
         """Drop the decoded text and at least double the rest; at the end change nothing and return False."""

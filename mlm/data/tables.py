@@ -71,7 +71,9 @@ def row_documents(
     report.rules[f"rows (column {column})"] += 1
     for place, row in chain(head, rows):
         found = found or column in row
-        yield from _cell_text(row.get(column), f"{name}, {place}", column, report)
+        text = _cell_text(row.get(column), name, place, column, report)
+        if text is not None:
+            yield text
     if not found:
         _choose_column(name, columns, worded, wanted)
 
@@ -107,15 +109,17 @@ def _is_words(value: Any) -> bool:
     return value.strip().lower() in ("nan", "inf", "infinity")
 
 
-def _cell_text(value: Any, place: str, column: str, report: ReadReport) -> Iterator[str]:
+def _cell_text(value: Any, name: str, place: str, column: str | None, report: ReadReport) -> str | None:
+    """Return the text of a cell; None if it has none, or is counted as a bad row."""
     report.rows += 1
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if isinstance(value, str) and not value.isspace() and value:
+        # JSON can spell a lone surrogate, which no encoding can store.
+        return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
+    if value is None or isinstance(value, str):
         report.rows_without_text += 1
-    elif isinstance(value, str):
-        # JSON can spell half a surrogate pair, which no encoding can store.
-        yield value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
     else:
-        report.bad_row(f"{place}: {column} is {_shortened(repr(value))}, which is not text")
+        report.bad_row(f"{name}, {place}: {column} is {_shortened(repr(value))}, which is not text")
+    return None
 
 
 def _shortened(text: str) -> str:
@@ -345,8 +349,12 @@ def arrow_documents(
 
     row = 0
     for batch in arrow_batches(kind, stored, choose):
-        for row, value in enumerate(batch.column(0).to_pylist(), row + 1):  # noqa: B020
-            yield from _cell_text(value, f"{name}, row {row}", batch.schema.names[0], report)
+        (chosen,) = batch.schema.names
+        for value in batch.column(0).to_pylist():
+            row += 1
+            text = _cell_text(value, name, f"row {row}", chosen, report)
+            if text is not None:
+                yield text
 
 
 def arrow_rows(kind: str, stored: io.BufferedReader) -> Iterator[Row]:
