@@ -26,15 +26,13 @@ import platform
 import re
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from itertools import chain
 from pathlib import Path
 
 from mlm.cores import available_cores
-
-Progress = Callable[[int, int], None]
-"""Called with (files done, files in all) after every file."""
 
 PACKAGES = tuple(
     "torch numpy pandas pyarrow lightning torchmetrics datasets huggingface_hub fsspec aiohttp matplotlib "  # noqa: SIM905
@@ -60,29 +58,21 @@ DOCSTRING_CALLS = frozenset(("add_docstr", "_add_docstr", "add_docstr_all", "add
 log = logging.getLogger(__name__)
 
 
-def read_python_docs(progress: Progress | None = None, processes: int | None = None) -> Iterator[str]:
-    """Yield the documents of this installation, as `read_package_docs` does, without their packages."""
-    return (document for _, document in read_package_docs(progress, processes))
+def read_python_docs(processes: int | None = None) -> Iterator[str]:
+    """Yield the documents of this installation; see `file_documents`."""
+    return chain.from_iterable(file_documents(list(package_files()), processes))
 
 
-def read_package_docs(
-    progress: Progress | None = None, processes: int | None = None
-) -> Iterator[tuple[str, str]]:
-    """Yield package and document; the package is a name of `PACKAGES`, or python.
-
-    Args:
-        progress: called after every file.
-        processes: worker processes; None: one a core; 1: none. The documents are the same.
-    """
+def package_files() -> dict[Path, str]:
+    """Return the files to read, in order, and the package of each: a name of `PACKAGES`, or python."""
     library = Path(sysconfig.get_path("stdlib"))
-    owners = dict.fromkeys([library.joinpath(*TOPICS), *python_files(library)], "python")
+    packages = dict.fromkeys([library.joinpath(*TOPICS), *python_files(library)], "python")
     for name in PACKAGES:
         spec = importlib.machinery.PathFinder.find_spec(name)  # imports nothing
         origin = Path(spec.origin) if spec and spec.origin else None
         if origin and origin.name == "__init__.py":  # not a namespace, such as a run folder called wandb
-            owners |= dict.fromkeys(python_files(origin.parent), name)
-    for file, document in file_documents(list(owners), progress, processes):
-        yield owners[file], document
+            packages |= dict.fromkeys(python_files(origin.parent), name)
+    return packages
 
 
 def python_docs_digest() -> str:
@@ -107,28 +97,31 @@ def python_files(folder: Path) -> list[Path]:
     return files
 
 
-def file_documents(
-    files: list[Path], progress: Progress | None = None, processes: int | None = None
-) -> Iterator[tuple[Path, str]]:
-    """Yield file and document, in the order of the files; a file that cannot be parsed is skipped."""
+def file_documents(files: list[Path], processes: int | None = None) -> Iterator[list[str]]:
+    """Yield the documents of each file; none if it cannot be parsed.
+
+    Args:
+        files: Python sources.
+        processes: worker processes; None: one a core; 1: none. The documents are the same.
+    """
     seen: set[str] = set()
     unparsed = 0
-    for done, docstrings in enumerate(_read_all(files, processes)):
+    for docstrings in _read_all(files, processes):
         unparsed += docstrings is None
-        pending: list[str] = []
-        words = 0
+        documents: list[str] = []
+        words = MIN_DOCUMENT_WORDS
         for paragraphs in docstrings or []:
             new = [paragraph for paragraph in dict.fromkeys(paragraphs) if paragraph not in seen]
             seen.update(new)
-            pending += new
-            words += sum(len(paragraph.split()) for paragraph in new)
+            if not new:
+                continue
             if words >= MIN_DOCUMENT_WORDS:
-                yield files[done], "\n".join(pending)
-                pending, words = [], 0
-        if pending:
-            yield files[done], "\n".join(pending)
-        if progress is not None:
-            progress(done + 1, len(files))
+                documents.append("\n".join(new))
+                words = 0
+            else:
+                documents[-1] += "\n" + "\n".join(new)
+            words += sum(len(paragraph.split()) for paragraph in new)
+        yield documents
     if unparsed:
         log.info("python-docs: %d of %d files could not be parsed and were skipped", unparsed, len(files))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -20,7 +20,7 @@ from tqdm import tqdm
 from mlm.config.data import PYTHON_DOCS, CorpusConfig, SourceConfig
 from mlm.config.errors import InputError
 from mlm.data.cache import cache_folder, content_key, locked
-from mlm.data.python_docs import python_docs_digest, read_package_docs
+from mlm.data.python_docs import file_documents, package_files, python_docs_digest
 from mlm.data.report import ReadReport
 from mlm.data.sources import DigestCache, file_states, read_documents, source_digest, source_size
 from mlm.files import replacing
@@ -39,14 +39,14 @@ def python_docs_file(cache: Path, num_proc: int | None = None) -> Path:
     with locked(path):
         if not path.exists():
             log.info("%s: reading the documentation of this Python installation into %s", PYTHON_DOCS, path)
-            with (
-                _bar("reading", unit=" files") as bar,
-                replacing(path) as temporary,
-                temporary.open("w", encoding="utf-8") as file,
-            ):
-                for package, document in read_package_docs(_absolute(bar), num_proc):
-                    row = {"text": document, "package": package}
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            packages = package_files()
+            files = file_documents(list(packages), num_proc)
+            with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+                for package, documents in _bar(
+                    "reading", zip(packages.values(), files, strict=True), unit=" files", total=len(packages)
+                ):
+                    rows = ({"text": document, "package": package} for document in documents)
+                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     return path
 
 
@@ -152,14 +152,6 @@ class Text:
         yield from islice(read_documents(source, rule, report, advance, bounds), left)
 
 
-def _bar(task: str, **options: Any) -> tqdm:
+def _bar(task: str, items: Iterable[Any] | None = None, **options: Any) -> tqdm:
     often = 0.3 if sys.stderr.isatty() else 10.0  # a log file needs few lines
-    return tqdm(desc=task, leave=False, mininterval=often, dynamic_ncols=True, **options)
-
-
-def _absolute(bar: tqdm) -> Callable[[int, int], None]:
-    def update(done: int, total: int) -> None:
-        bar.total = total
-        bar.update(done - bar.n)
-
-    return update
+    return tqdm(items, desc=task, leave=False, mininterval=often, dynamic_ncols=True, **options)

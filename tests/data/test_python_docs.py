@@ -23,9 +23,9 @@ from mlm.data import python_docs
 from mlm.data.python_docs import (
     extract_prose,
     file_documents,
+    package_files,
     python_docs_digest,
     python_files,
-    read_package_docs,
     read_python_docs,
 )
 
@@ -161,7 +161,7 @@ def test_list_items_become_paragraphs() -> None:
 
 
 def read_files(files: list[Path], *arguments: Any, **options: Any) -> list[str]:
-    return [document for _, document in file_documents(files, *arguments, **options)]
+    return list(itertools.chain.from_iterable(file_documents(files, *arguments, **options)))
 
 
 def sentence(number: int, words: int = 12) -> str:
@@ -183,10 +183,9 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_package_is_read_in_order_with_any_number_of_processes_and_not_imported(package: Path) -> None:
-    calls: list[tuple[int, int]] = []
-    serial = read_files(python_files(package), lambda done, total: calls.append((done, total)), processes=1)
+    serial = read_files(python_files(package), processes=1)
     assert [int(re.findall(r"\d+", document)[0]) for document in serial] == [100, *range(40)]
-    assert calls == [(done, 41) for done in range(1, 42)]
+    assert [len(documents) for documents in file_documents(python_files(package), processes=1)] == [1] * 41
     assert read_files(python_files(package), processes=2) == serial
     assert "fake_package" not in sys.modules
 
@@ -200,7 +199,7 @@ def test_documents_are_complete_when_the_calling_script_has_no_main_guard(
         "import sys\nfrom pathlib import Path\n"
         "from mlm.data.python_docs import file_documents, python_files\n"
         "documents = file_documents(python_files(Path(sys.argv[1])), processes=2)\n"
-        "print('\\n\\n'.join(text for _, text in documents))\n"
+        "print('\\n\\n'.join(text for part in documents for text in part))\n"
         "assert not {'torch', 'numpy', 'datasets'} & set(sys.modules)\n"
     )
     environment = {
@@ -282,8 +281,7 @@ def test_installation_is_read_topics_first_and_missing_packages_are_skipped(
     documents = list(read_python_docs(processes=1))
     assert documents[:2] == [f"{sentence(200)}\n{sentence(201)}", sentence(306)]
     assert documents[2:] == read_files(python_files(package), processes=1)
-    packages = [package for package, _ in read_package_docs(processes=1)]
-    assert packages == ["python"] * 2 + ["fake_package"] * (len(documents) - 2)
+    assert list(package_files().values()) == ["python"] * 2 + ["fake_package"] * 41
 
 
 def test_first_documents_of_this_installation_are_prose_about_python() -> None:
