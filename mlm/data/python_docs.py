@@ -109,7 +109,7 @@ def file_documents(files: list[Path], processes: int | None = None) -> Iterator[
     for docstrings in _read_all(files, processes):
         unparsed += docstrings is None
         documents: list[str] = []
-        words = MIN_DOCUMENT_WORDS
+        words = MIN_DOCUMENT_WORDS  # the first docstring begins a document
         for paragraphs in docstrings or []:
             new = [paragraph for paragraph in dict.fromkeys(paragraphs) if paragraph not in seen]
             seen.update(new)

@@ -17,13 +17,13 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mlm.config.errors import InputError
-from mlm.data.formats import BLOCK_BYTES, decompressed, good_lines, one_line
+from mlm.data.formats import BLOCK_BYTES, StoredBytes, decompressed, good_lines, one_line
 from mlm.data.json_array import array_items, json_problem
 from mlm.data.report import ReadReport
 
@@ -39,10 +39,11 @@ RETRIED_LINES = 100
 """The same in lines, for rows that were part of such a row: else an open quote in each row is quadratic."""
 
 ARROW_FILE = b"ARROW1\0\0"
-"""Start of Arrow's file format, before the stream in it."""
 
 Row = tuple[str, dict[str, Any]]
 """Place of a row ("line 3"), and its cells."""
+Choose = Callable[[pa.Schema], list[str] | None]
+"""Returns the columns of a file to read; None: all."""
 
 
 def row_documents(
@@ -52,13 +53,13 @@ def row_documents(
 
     Args:
         rows: the rows of one file or data set.
-        name: what it is called in errors.
-        column: the key of the text; None: find it.
+        name: its name in errors.
+        column: the column that holds the text; None: find it.
         report: counts rows, and those without text.
-        open_ended: whether a column may come that no row had before, so that the end tells if there is none.
+        open_ended: whether later rows may have further columns, as in JSON.
 
     Raises:
-        InputError: there is no such column, or it cannot be told which.
+        InputError: there is no such column, or several may hold the text.
     """
     head = list(islice(rows, HEAD_ROWS))
     if not head:
@@ -127,14 +128,7 @@ def _shortened(text: str) -> str:
 
 
 def text_rows(blocks: Iterator[str], kind: str, name: str, report: ReadReport) -> Iterator[Row]:
-    """Yield the rows of a table in a text format.
-
-    Args:
-        blocks: the text.
-        kind: jsonl, json, csv or tsv.
-        name: the file's name in errors.
-        report: counts blank lines and bad rows.
-    """
+    """Yield the rows of a text in the format `kind`: jsonl, json, csv or tsv."""
     if kind in ("csv", "tsv"):
         return csv_rows(blocks, name, kind == "tsv", report)
     return json_rows(blocks, name, kind == "json", report)
@@ -217,11 +211,11 @@ class _RowLines:
 def csv_rows(blocks: Iterator[str], name: str, tabs: bool, report: ReadReport | None = None) -> Iterator[Row]:
     """Yield the rows of a comma- or tab-separated file, whose first row names the columns.
 
-    Cells may be quoted, and hold line breaks then. In a tab-separated file that needs no quoting a stray
-    quote is part of the text, as in most data sets of that form.
+    Quoted cells may contain line breaks. In a tab-separated file that needs no quoting a stray quote is part
+    of the text, as in most data sets of that form.
 
     Raises:
-        InputError: a row has more cells than the header, or a quote is left open.
+        InputError: a row has more cells than the header, or a quote is not closed.
     """
     report = report or ReadReport(name)
     head = next(blocks, "")
@@ -284,27 +278,45 @@ def without_quotes(cell: str) -> str:
     return inner.replace('""', '"') if whole else cell
 
 
-def arrow_batches(
-    kind: str, stored: io.BufferedReader, choose: Callable[[pa.Schema], list[str] | None]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of a file, a few rows each.
+def arrow_documents(
+    kind: str, stored: io.BufferedReader, name: str, column: str | None, report: ReadReport
+) -> Iterator[str]:
+    """Yield the texts of a parquet or Arrow file of `open_file`; see `row_documents`."""
 
-    Args:
-        kind: parquet or arrow; an Arrow file may be in the stream or the file format.
-        stored: a file of `open_file`.
-        choose: returns the columns to read; None: all.
-    """
-    content = decompressed(stored)
-    if kind == "arrow":
-        yield from _arrow_stream(content, choose)
-        return
+    def choose(schema: pa.Schema) -> list[str]:
+        texts = [field.name for field in schema if _is_string(field.type)]
+        chosen = _choose_column(name, schema.names, texts, column)
+        report.rules[f"rows (column {chosen})"] += 1
+        return [chosen]
+
+    row = 0
+    for batch in _batches(kind, stored, choose):
+        (chosen,) = batch.schema.names
+        for value in batch.column(0).to_pylist():
+            row += 1
+            text = _cell_text(value, name, f"row {row}", chosen, report)
+            if text is not None:
+                yield text
+
+
+def arrow_rows(kind: str, stored: io.BufferedReader) -> Iterator[Row]:
+    """Yield the rows of a parquet or Arrow file of `open_file`."""
+    rows = chain.from_iterable(batch.to_pylist() for batch in _batches(kind, stored, lambda schema: None))
+    return ((f"row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _batches(kind: str, stored: io.BufferedReader, choose: Choose) -> Iterator[pa.RecordBatch]:
+    return (_parquet_batches if kind == "parquet" else _arrow_batches)(stored, choose)
+
+
+def _parquet_batches(stored: io.BufferedReader, choose: Choose) -> Iterator[pa.RecordBatch]:
+    content, stored_bytes = decompressed(stored), cast(StoredBytes, stored.raw)
     # The index is at the end: a file that can only be read in order is copied first.
-    stored_bytes: Any = stored.raw
     direct = stored_bytes.seekable_file() if content is stored else None
     with direct or tempfile.TemporaryFile() as file:
         if not direct:
             shutil.copyfileobj(content, file, BLOCK_BYTES)
-            file.seek(0, io.SEEK_SET)
+            file.seek(0)
         table = pq.ParquetFile(file, buffer_size=BLOCK_BYTES)  # page by page, not a whole row group
         columns = choose(table.schema_arrow)
         row, num_rows = 0, table.metadata.num_rows
@@ -316,54 +328,16 @@ def arrow_batches(
             stored_bytes.reach(row / num_rows)
 
 
-def _arrow_stream(stream: Any, choose: Callable[[pa.Schema], list[str] | None]) -> Iterator[pa.RecordBatch]:
-    content = io.BufferedReader(stream)
+def _arrow_batches(stored: io.BufferedReader, choose: Choose) -> Iterator[pa.RecordBatch]:
+    """Read the stream format, or the file format: a stream with a mark before and an index after it."""
+    content = io.BufferedReader(decompressed(stored))
     if content.peek(len(ARROW_FILE))[: len(ARROW_FILE)] == ARROW_FILE:
-        content.read(len(ARROW_FILE))  # a file is a stream with an index after it
+        content.read(len(ARROW_FILE))
     batches = pa.ipc.open_stream(content)
-    columns = choose(batches.schema)
+    columns = choose(batches.schema) or batches.schema.names
     for batch in batches:
         for start in range(0, len(batch), HEAD_ROWS):  # few at a time: a batch may be the whole file
-            rows = batch.slice(start, HEAD_ROWS)
-            yield rows if columns is None else rows.select(columns)
-
-
-def arrow_documents(
-    kind: str, stored: io.BufferedReader, name: str, column: str | None, report: ReadReport
-) -> Iterator[str]:
-    """Yield the texts of a parquet or Arrow file.
-
-    Args:
-        kind: parquet or arrow.
-        stored: a file of `open_file`.
-        name: the file's name in errors.
-        column: the column that holds the text; None: find it.
-        report: counts rows.
-    """
-
-    def choose(schema: pa.Schema) -> list[str]:
-        texts = [field.name for field in schema if _is_string(field.type)]
-        chosen = _choose_column(name, schema.names, texts, column)
-        report.rules[f"rows (column {chosen})"] += 1
-        return [chosen]
-
-    row = 0
-    for batch in arrow_batches(kind, stored, choose):
-        (chosen,) = batch.schema.names
-        for value in batch.column(0).to_pylist():
-            row += 1
-            text = _cell_text(value, name, f"row {row}", chosen, report)
-            if text is not None:
-                yield text
-
-
-def arrow_rows(kind: str, stored: io.BufferedReader) -> Iterator[Row]:
-    """Yield the rows of a parquet or Arrow file."""
-    row = 0
-    for batch in arrow_batches(kind, stored, lambda schema: None):
-        for cells in batch.to_pylist():
-            row += 1
-            yield f"row {row}", cells
+            yield batch.slice(start, HEAD_ROWS).select(columns)
 
 
 def _is_string(kind: pa.DataType) -> bool:
