@@ -1,7 +1,7 @@
-"""A small task that every machine has: which package is this paragraph of documentation from?
+"""A small built-in task: from which package is this paragraph of documentation?
 
-It is made of the same Python documentation that `train.py` reads by default, so that fine-tuning works
-offline right after it. An encoder that learnt anything is far above chance, 1 / NUM_PACKAGES.
+It is made from the Python documentation that `train.py` reads by default, so that fine-tuning works offline
+right after it. An encoder that learnt anything is far above chance, 1 / NUM_PACKAGES.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 
@@ -19,17 +18,21 @@ from mlm.data.text import python_docs_file
 
 TASK_NAME = "python-docs"
 NUM_PACKAGES = 6
-"""The packages with the most paragraphs are told apart."""
+"""Classes: the packages with the most paragraphs."""
 NUM_PARAGRAPHS = 500
 """Paragraphs of each, held-out ones included."""
 MIN_WORDS = 12
-"""Shorter paragraphs say too little."""
+"""Shorter paragraphs are left out."""
 VALIDATION_FRACTION = 0.2
 
 
 def read_docs_task() -> LabelledTask:
     """Return the task, made from the cached documentation; hashes decide which paragraphs are taken."""
-    paragraphs = _paragraphs(python_docs_file(cache_folder(None)))
+    paragraphs: dict[str, list[str]] = defaultdict(list)
+    with python_docs_file(cache_folder(None)).open(encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            long = (text for text in row["text"].split("\n") if len(text.split()) >= MIN_WORDS)
+            paragraphs[row["package"]] += long
     largest = sorted(paragraphs, key=lambda package: (-len(paragraphs[package]), package))[:NUM_PACKAGES]
     labels = tuple(sorted(largest))
     chosen = {label: sorted(paragraphs[label], key=_digest)[:NUM_PARAGRAPHS] for label in labels}
@@ -39,16 +42,6 @@ def read_docs_task() -> LabelledTask:
     train, validation = hold_out(examples, VALIDATION_FRACTION, TASK_NAME)
     where = f"{VALIDATION_FRACTION:.0%} of the paragraphs, chosen by a hash of the text"
     return LabelledTask(TASK_NAME, "classification", labels, train, validation, where)
-
-
-def _paragraphs(file: Path) -> dict[str, list[str]]:
-    """Return the paragraphs of each package that are long enough."""
-    found: dict[str, list[str]] = defaultdict(list)
-    with file.open(encoding="utf-8") as lines:
-        for row in map(json.loads, lines):
-            paragraphs = row["text"].split("\n")
-            found[row["package"]] += (text for text in paragraphs if len(text.split()) >= MIN_WORDS)
-    return found
 
 
 def _digest(text: str) -> bytes:

@@ -1,11 +1,11 @@
-"""One file as text: which format, decompressed, decoded, cut into documents.
+"""Read one file as text: open, decompress, decode, split into lines and documents.
 
-    stored bytes --magic bytes--> content --encoding--> blocks of text --> lines --> documents
+    path or URL --fsspec--> stored bytes --decompress--> content --decode--> blocks of text --> documents
 
 - memory is bounded by the longest document, whatever the size of the file
-- the format follows the name (`FORMATS`, any case), the compression the content, since names lie about it
-- plain text is cut by a rule; files of rows are the subject of `tables.py`
-- line ends are LF, CRLF and a lone CR, nothing else; a byte-order mark is dropped
+- the format follows the name (`FORMATS`, any case), the compression follows the content
+- a rule splits plain text into documents; `tables.py` reads files of rows
+- LF, CRLF and a lone CR end a line, nothing else does; a byte-order mark is dropped
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import codecs
 import gzip
 import io
 import lzma
+import os
 import re
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import PurePath
 from typing import IO, Any
 
 import pyarrow as pa
 
-from mlm.config.data import HUB_PREFIX, DocumentRule
+from mlm.config.data import DocumentRule
 from mlm.config.errors import InputError
+from mlm.data.report import ReadReport
 
 FORMATS = {
     ".txt": "text",
@@ -44,110 +45,23 @@ FORMATS = {
 }
 """Format of each known suffix; any of them may be followed by one of `COMPRESSIONS`."""
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+HTTP = ("http://", "https://")
 
 BLOCK_BYTES = 1 << 20
 """Bytes decoded at a time; also how far `auto` looks for a blank line."""
 WIDE_BYTES, WIDE_ZEROS = 4096, 8
-"""So far is looked for zeros in every second place, and so many of them say that the text is UTF-16."""
+"""Bytes searched for zeros in every second place, and the zeros from which the text is taken as UTF-16."""
 MANY_LINES = 20
-"""From this many lines on, `auto` dares to say that they look wrapped."""
+"""Lines from which `auto` may report that they look wrapped."""
 
 READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, UnicodeError)
-"""What reading a truncated or corrupt file raises."""
-
-
-@dataclass
-class ReadReport:
-    """What was read from one source; filled while the documents are drawn."""
-
-    name: str
-    """The source's path."""
-    files: int = 0
-    documents: int = 0
-    bytes_read: int = 0
-    """Bytes of the files as they are stored, compressed ones included."""
-    blank_lines: int = 0
-    rows: int = 0
-    """Rows of jsonl, csv, parquet and hub sources, those without text included."""
-    rows_without_text: int = 0
-    rules: Counter[str] = field(default_factory=Counter)
-    """How the files were cut, and why: number of files of each kind."""
-    lengths: Counter[int] = field(default_factory=Counter)
-    """Documents by length in characters, kept to 7 binary digits: bounded in memory, exact to 1 %."""
-    skip_bad_rows: bool = False
-    """Whether rows that cannot be read are counted and left out; else the first one is an error."""
-    bad_rows: int = 0
-    first_bad_row: str = ""
-    """What is wrong with the first of them, and where."""
-    replaced_bytes: int = 0
-    """Bytes that were not in the encoding and became U+FFFD."""
-    wrong_length: int = 0
-    """Documents left out because they are too short or too long."""
-
-    def add(self, document: str) -> None:
-        """Count one document."""
-        length = len(document)
-        excess = length.bit_length() - 7
-        if excess > 0:
-            length = length >> excess << excess
-        self.documents += 1
-        self.lengths[length] += 1
-
-    def bad_row(self, problem: str) -> None:
-        """Count a row that cannot be read.
-
-        Raises:
-            InputError: such rows may not be left out; the error is the problem.
-        """
-        if not self.skip_bad_rows:
-            raise InputError(problem)
-        self.bad_rows += 1
-        self.first_bad_row = self.first_bad_row or problem
-
-    def median_length(self) -> int:
-        """Return the median length of the documents in characters; 0 without documents."""
-        seen = 0
-        for length, number in sorted(self.lengths.items()):
-            seen += number
-            if 2 * seen >= self.documents:
-                return length
-        return 0
-
-    def summary(self) -> str:
-        """Return one line for the user: files, rule, documents, median length, and what was left out."""
-        parts = [_counted(self.files, "file")] if self.files else []
-        for rule, files in self.rules.most_common():
-            parts.append(rule if len(self.rules) == 1 else f"{files:,} as {rule}")
-        parts += [_counted(self.documents, "document"), f"median {self.median_length():,} characters"]
-        return f"{short_name(self.name)}: {', '.join(parts)}{self.losses(', ')}"
-
-    def losses(self, before: str) -> str:
-        """Return what was read and is no document, or nothing."""
-        parts = []
-        if self.rows_without_text:
-            parts.append(f"{self.rows_without_text:,} of {_counted(self.rows, 'row')} had no text")
-        if self.bad_rows:
-            parts.append(f"{_counted(self.bad_rows, 'bad row')} skipped (the first: {self.first_bad_row})")
-        if self.blank_lines and not any(rule.startswith(("paragraph", "file")) for rule in self.rules):
-            parts.append(f"{_counted(self.blank_lines, 'blank line')} skipped")
-        if self.replaced_bytes:
-            parts.append(f"{_counted(self.replaced_bytes, 'byte')} replaced")
-        if self.wrong_length:
-            parts.append(f"{_counted(self.wrong_length, 'document')} left out for their length")
-        return before + ", ".join(parts) if parts else ""
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def short_name(path: str) -> str:
-    """Return what a source is called in a line about it."""
-    return path if "://" in path or path.startswith(HUB_PREFIX) else PurePath(path).name
+"""Errors of reading a truncated or corrupt file."""
 
 
 def format_of(name: str) -> str | None:
-    """Return the format of a file of this name, None when unknown; without a suffix it is text."""
+    """Return the format of a file or URL of this name, None when unknown; without a suffix it is text."""
+    if "://" in name:
+        name = re.split(r"[?#]", name.partition("::")[0])[0].rpartition("/")[2]
     path = PurePath(name.lower())
     if path.suffix in COMPRESSIONS:
         path = path.with_suffix("")
@@ -160,16 +74,67 @@ def supported_suffixes() -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of a foreign exception as one short line."""
+    """Return the text of another library's exception as one short line."""
+    if isinstance(error, FileNotFoundError) and not error.strerror:
+        return "no such file"  # fsspec repeats the name
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(str(text).split())[:300]
+
+
+def file_system(name: str) -> tuple[Any, str]:
+    """Return the fsspec file system of a path or URL, and the path in it."""
+    from fsspec.core import url_to_fs
+    from fsspec.implementations.local import LocalFileSystem
+
+    if "://" not in name:
+        return LocalFileSystem(), os.path.abspath(name)
+    options: dict[str, Any] = {}
+    if name.startswith(HTTP):
+        from aiohttp import ClientTimeout
+
+        # The default ends every download after five minutes.
+        options["client_kwargs"] = {"timeout": ClientTimeout(total=None, sock_connect=10, sock_read=60)}
+    files, path = url_to_fs(name, **options)
+    return files, path
+
+
+@contextmanager
+def readable(name: str, errors: Any = READ_ERRORS) -> Iterator[None]:
+    """Turn the errors of reading a file or URL into one line.
+
+    Raises:
+        InputError: names the file and the cause.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except errors as error:
+        raise InputError(f"{name}: cannot be read: {one_line(error.__cause__ or error)}") from error
+
+
+def open_file(name: str, progress: Callable[[int], None] | None = None) -> io.BufferedReader:
+    """Open a local file, or a URL of any protocol that fsspec knows.
+
+    Args:
+        name: path or URL.
+        progress: called with the number of stored bytes after each read.
+
+    Raises:
+        InputError: it cannot be opened.
+    """
+    with readable(name, Exception):  # each protocol has its own exceptions
+        files, path = file_system(name)
+        in_order = {"block_size": 0} if name.startswith(HTTP) else {}  # not every web server can seek
+        file: IO[bytes] = files.open(path, "rb", **in_order)
+    return io.BufferedReader(StoredBytes(file, progress or (lambda num_bytes: None)), BLOCK_BYTES)
 
 
 class StoredBytes(io.RawIOBase):
     """The stored bytes of a file, read from start to end, with progress.
 
     Args:
-        file: an open binary file; only `read` is used.
+        file: an open binary file; only `read` and `close` are used.
         progress: called with the number of bytes after each read.
     """
 
@@ -185,14 +150,19 @@ class StoredBytes(io.RawIOBase):
         """Fill a buffer and return the bytes read."""
         try:
             data = self._file.read(len(buffer))
-        except Exception as error:  # network file systems raise what they like
+        except Exception as error:  # each protocol has its own exceptions
             raise OSError(one_line(error)) from error
         buffer[: len(data)] = data
         self._advance(len(data))
         return len(data)
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
     def seekable_file(self) -> IO[bytes] | None:
-        """Return the file itself, at its start, for a reader that jumps about; None where it cannot jump."""
+        """Return the file itself, at its start, for a reader that seeks; None if it cannot seek."""
         try:
             self._size = self._file.seek(0, io.SEEK_END)
             self._file.seek(0)
@@ -201,7 +171,7 @@ class StoredBytes(io.RawIOBase):
         return self._file
 
     def reach(self, share: float) -> None:
-        """Report that such a reader has got so far."""
+        """Report the share of the file that such a reader has read so far."""
         self._advance(int(share * self._size) - self._done)
 
     def _advance(self, size: int) -> None:
@@ -215,10 +185,7 @@ def decompressed(stored: Any) -> Any:
     head = stored.peek(10)[:10]
     if head.startswith(b"\x1f\x8b"):
         return gzip.GzipFile(fileobj=stored)
-    if head.startswith(b"BZh") and head[4:] in (
-        b"1AY&SY",
-        b"\x17rE8P\x90",
-    ):  # a block, or the end of no block
+    if head.startswith(b"BZh") and head[4:] in (b"1AY&SY", b"\x17rE8P\x90"):  # a first block, or none
         return bz2.BZ2File(stored)
     if head.startswith(b"\xfd7zXZ\0"):
         return lzma.LZMAFile(stored)
@@ -239,12 +206,12 @@ def text_blocks(
 
     Args:
         stream: the content.
-        name: what it is called in errors.
+        name: its name in errors.
         encoding: its encoding.
         errors: strict or replace.
-        report: counts the bytes replaced; where bad rows may be left out, bytes that are not in the encoding
-            come as half surrogate pairs, for `good_lines` to see.
-        advice: how to say that it has another encoding, which is put in for {}.
+        report: counts the bytes replaced; if bad rows may be left out, bytes that are not in the encoding
+            are decoded to lone surrogates, which `good_lines` detects.
+        advice: how to set another encoding, which replaces {}.
 
     Raises:
         InputError: the encoding is unknown, or the bytes are not in it.
@@ -291,7 +258,7 @@ def text_blocks(
 
 
 def _wide_encoding(block: bytes) -> str | None:
-    """Return the encoding of two or four bytes a character that a text seems to be in, by mark or zeros."""
+    """Return the likely UTF-16 or UTF-32 encoding of a text, from its byte-order mark or its zeros."""
     head = block[:WIDE_BYTES]
     if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         return "utf-32"
@@ -307,7 +274,7 @@ _UNDECODED = re.compile("[\udc80-\udcff]")
 
 
 def good_lines(blocks: Iterable[str], name: str, report: ReadReport) -> Iterator[str]:
-    """Yield the lines of a text as `split_lines` does, a blank one for each that is not in the encoding."""
+    """Yield the lines as `split_lines` does; a bad row that is not in the encoding becomes a blank line."""
     if not report.skip_bad_rows:
         yield from split_lines(blocks)
         return
@@ -319,7 +286,7 @@ def good_lines(blocks: Iterable[str], name: str, report: ReadReport) -> Iterator
 
 
 def split_lines(blocks: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of a text that comes in blocks, without their line ends."""
+    """Yield the lines of a text given in blocks, without their line ends."""
     rest = ""
     for block in blocks:
         first, *others = block.split("\n")
@@ -337,10 +304,10 @@ def cut_text(blocks: Iterator[str], rule: DocumentRule, report: ReadReport, name
 
     Args:
         blocks: the text.
-        rule: `paragraph`: what blank lines enclose, its lines joined with a space; `line`: each line that is
-            not blank; `file`: all of it, paragraphs joined with a line break; `auto`: one of the first two.
-        report: counts blank lines and the rule taken.
-        name: what the text is called in errors.
+        rule: `paragraph`: the lines between blank lines, joined with a space; `line`: each line that is not
+            blank; `file`: the whole text, paragraphs joined with a line break; `auto`: one of the first two.
+        report: counts blank lines and the rule chosen.
+        name: the text's name in errors.
     """
     why = ""
     if rule == "auto":

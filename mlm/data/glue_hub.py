@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig
+from mlm.data.data_sets import HUB_TIMEOUT_S
 from mlm.data.formats import one_line
 from mlm.data.labelled import Examples
 from mlm.data.labels import Cell, is_missing, label_numbers
-from mlm.data.remote import HUB_TIMEOUT_S
 
 HUB_NAME = "nyu-mll/glue"
 LABEL = "label"

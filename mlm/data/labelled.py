@@ -1,14 +1,13 @@
-"""Labelled files: rows to texts, labels to ids, and the part that is held out.
+"""Read labelled files: rows to texts, labels to ids, and the held-out part.
 
-- files are read as text, as the corpus is: `NA`, `007` and quotes survive (`formats.py`, `tables.py`)
-- what a label is, `labels.py` decides
-- mistakes name file, row (counted from 1, without the header) and value, before anything is trained
+- files are read as text, as pretraining reads them: `NA`, `007` and quotes survive (`tables.py`)
+- `labels.py` decides what a label is
+- errors name file, row (counted from 1, without the header) and value, before anything is trained
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -17,22 +16,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 
 from mlm.config.errors import InputError
 from mlm.config.finetune import LabelledConfig
 from mlm.config.model import LabelType
 from mlm.counter import uniform
-from mlm.data.formats import (
-    BLOCK_BYTES,
-    READ_ERRORS,
-    ReadReport,
-    decompressed,
-    format_of,
-    one_line,
-    split_lines,
-    text_blocks,
-)
+from mlm.data.data_sets import data_set_rows, is_data_set
+from mlm.data.formats import decompressed, format_of, open_file, readable, split_lines, text_blocks
 from mlm.data.labels import (
     NO_CLASS,
     is_missing,
@@ -42,18 +32,20 @@ from mlm.data.labels import (
     label_numbers,
     sort_labels,
 )
-from mlm.data.tables import Row, csv_rows, json_rows
+from mlm.data.report import ReadReport
+from mlm.data.tables import ARROW_FORMATS, Row, arrow_rows, text_rows
+from mlm.files import shorten
 
 MANY_CLASSES = 100
-"""From this many classes on we ask whether the labels are not numbers."""
-TABLE_FORMATS = "csv, tsv, jsonl, json and parquet"
+"""Classes from which a warning asks whether the labels are numbers."""
+TABLE_FORMATS = "csv, tsv, jsonl, json, parquet and arrow"
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts and what is known of them."""
+    """Texts, and their labels if known."""
 
     texts: list[str]
     pairs: list[str] | None = None
@@ -73,23 +65,23 @@ class Examples:
 
 @dataclass(frozen=True)
 class LabelledTask:
-    """All that a fine-tuning run is about."""
+    """Examples, labels and scores of a fine-tuning run."""
 
     name: str
     label_type: LabelType
     labels: tuple[str, ...]
-    """Names of the classes in the order of their ids; for numbers the one name of what they measure."""
+    """Names of the classes in the order of their ids; for regression the one name of the quantity."""
     train: Examples
     validation: Examples
     validation_is: str
-    """Where the validation examples are from, in words."""
+    """Source of the validation examples, in words."""
     test: Examples | None = None
     metrics: tuple[str, ...] = ()
-    """The scores asked for, the one that ranks epochs first; none: all that there are."""
+    """Requested scores, first the one that ranks epochs; none: all."""
     scored: dict[str, Examples] = field(default_factory=dict)
-    """Further sets to score once, at the end: what each adds to the names of its scores."""
+    """Further sets to score once, at the end, by the suffix of their scores' names."""
     scored_is: str = ""
-    """Where those are from that add nothing to the names, in words; empty: there are none."""
+    """Source of the set without a suffix, in words; empty: there is none."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +95,7 @@ class Table:
 
     @property
     def columns(self) -> list[str]:
-        """The columns there are."""
+        """All columns, in the order of their first row."""
         return list(dict.fromkeys(key for _, row in self.rows for key in row))
 
     def texts(self, column: str, option: str) -> list[str]:
@@ -111,10 +103,10 @@ class Table:
 
         Args:
             column: its name.
-            option: the flag that chooses it.
+            option: the flag that sets it.
 
         Raises:
-            InputError: there is no such column, or a cell is no text.
+            InputError: there is no such column, or a cell is not text.
         """
         texts = []
         for place, value in self.cells(column, option):
@@ -128,83 +120,69 @@ class Table:
         """Yield place and value of each cell of a column.
 
         Raises:
-            InputError: there is no such column; lists those there are, and the option.
+            InputError: there is no such column; lists the columns, and the option.
         """
         columns = self.columns
         if column not in columns:
             raise InputError(
-                f"{self.name} has no column {column}, but {', '.join(columns[:20])}; name it with {option}"
+                f"{self.name} has no column {column}, but {shorten(columns)}; name it with {option}"
             )
         for place, row in self.rows:
             yield f"{self.name}, {place}", row.get(column)
 
 
 def read_table(path: str, encoding: str = "utf-8", option: str = "--encoding") -> Table:
-    """Read a file of rows.
+    """Read a file of rows, a URL, a folder of `save_to_disk` or a data set of the hub.
 
     Args:
         path: the file.
         encoding: its encoding.
-        option: the flag that chooses it.
+        option: the flag that sets it.
 
     Raises:
-        InputError: it is none, is empty, or cannot be read; names file and line.
+        InputError: it is not a table, is empty, or cannot be read; names file and line.
     """
-    kind = format_of(path)
-    if kind in ("text", None):
-        raise InputError(f"{path}: is no file of rows; {TABLE_FORMATS} are, each also compressed")
-    try:
-        with Path(path).open("rb") as file:
-            content = decompressed(io.BufferedReader(file, BLOCK_BYTES))
-            rows = list(_rows(str(kind), content, path, encoding, option))
-    except READ_ERRORS as error:
-        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
+    if is_data_set(path):
+        rows = list(data_set_rows(path, named=True))
+    else:
+        kind = format_of(path)
+        if kind in ("text", None):
+            raise InputError(f"{path}: is not a file of rows; {TABLE_FORMATS} are, each also compressed")
+        with open_file(path) as stored, readable(path):
+            if kind in ARROW_FORMATS:
+                rows = list(arrow_rows(kind, stored))
+            else:
+                blocks = text_blocks(decompressed(stored), path, encoding, advice=f"give {option} {{}}")
+                numbered = enumerate(text_rows(blocks, str(kind), path, ReadReport(path)), 1)
+                rows = [(f"row {number} ({place})", cells) for number, (place, cells) in numbered]
     if not rows:
         raise InputError(f"{path}: has no rows")
-    return Table(path, [(f"row {number}{place}", row) for number, (place, row) in enumerate(rows, 1)])
+    return Table(path, rows)
 
 
 def read_texts(path: str, column: str, encoding: str = "utf-8") -> list[str]:
-    """Read the texts of a file in their order: the lines of a text file, or a column of a file of rows.
+    """Read the texts of a file in their order: the lines of a text file, or a column of a table.
 
     Raises:
         InputError: it is empty or cannot be read, or a row has no text there; names file and line.
     """
-    if format_of(path) != "text":
+    if is_data_set(path) or format_of(path) != "text":
         return read_table(path, encoding).texts(column, "--text_column")
-    try:
-        with Path(path).open("rb") as file:
-            content = decompressed(io.BufferedReader(file, BLOCK_BYTES))
-            blocks = text_blocks(content, path, encoding, advice="give --encoding {}")
-            texts = list(split_lines(blocks))
-    except READ_ERRORS as error:
-        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
+    with open_file(path) as stored, readable(path):
+        blocks = text_blocks(decompressed(stored), path, encoding, advice="give --encoding {}")
+        texts = list(split_lines(blocks))
     if not texts:
         raise InputError(f"{path}: is empty")
     return texts
-
-
-def _rows(kind: str, content: Any, path: str, encoding: str, option: str) -> Iterator[Row]:
-    if kind == "parquet":
-        for row in pq.read_table(io.BytesIO(content.read())).to_pylist():
-            yield "", row
-        return
-    blocks = text_blocks(content, path, encoding, advice=f"give {option} {{}}")
-    if kind in ("csv", "tsv"):
-        rows = csv_rows(blocks, path, tabs=kind == "tsv")
-    else:
-        rows = json_rows(blocks, path, array_allowed=kind == "json", report=ReadReport(path))
-    for place, cells in rows:
-        yield f" ({place})", cells
 
 
 def read_task(config: LabelledConfig) -> LabelledTask:
     """Read the labelled files of a configuration.
 
     Raises:
-        InputError: a file, column, text or label is not as it must be.
+        InputError: a file, column, text or label is invalid.
     """
-    assert config.train, "a run without a file has a task of its own"
+    assert config.train, "a run without a file has a built-in task"
     table = _read(config, config.train)
     examples = _examples(table, config)
     labels = (config.label_column,) if config.label_type == "regression" else _all_labels(table, config)
@@ -226,12 +204,11 @@ def _read(config: LabelledConfig, path: str) -> Table:
 
 def _all_labels(table: Table, config: LabelledConfig) -> tuple[str, ...]:
     """Return the names of the classes by their ids."""
-    rows = label_names(_label_cells(table, config), config.label_column, _separator(config))
-    labels = sort_labels([name for row in rows for name in row])
+    labels = sort_labels([name for row in _names(table, config) for name in row])
     is_set = config.label_type == "multilabel"
-    if len(labels) < (1 if is_set else 2):
-        if is_set:
-            raise InputError(f"{table.name}: no row has a {config.label_column}; nothing can be learnt")
+    if is_set and not labels:
+        raise InputError(f"{table.name}: no row has a {config.label_column}; nothing can be learnt")
+    if not is_set and len(labels) < 2:
         every = f"{table.name}: every {config.label_column} is {labels[0]}"
         raise InputError(f"{every}; a classifier needs two classes")
     if len(labels) > MANY_CLASSES and not is_set:
@@ -240,12 +217,14 @@ def _all_labels(table: Table, config: LabelledConfig) -> tuple[str, ...]:
     return labels
 
 
-def _separator(config: LabelledConfig) -> str | None:
-    return config.label_separator if config.label_type == "multilabel" else None
-
-
-def _label_cells(table: Table, config: LabelledConfig) -> list[tuple[str, Any]]:
+def _cells(table: Table, config: LabelledConfig) -> list[tuple[str, Any]]:
     return list(table.cells(config.label_column, "--data.label_column"))
+
+
+def _names(table: Table, config: LabelledConfig) -> list[list[str]]:
+    """Return the names of each row's labels."""
+    separator = config.label_separator if config.label_type == "multilabel" else None
+    return label_names(_cells(table, config), config.label_column, separator)
 
 
 def _examples(table: Table, config: LabelledConfig) -> Examples:
@@ -255,17 +234,17 @@ def _examples(table: Table, config: LabelledConfig) -> Examples:
 
 
 def _labelled(table: Table, config: LabelledConfig, labels: tuple[str, ...]) -> Examples:
-    """Return the examples of a table whose labels have to be among those known from training."""
+    """Return the examples of a table, whose labels must be among those of training."""
     return replace(_examples(table, config), labels=_labels(table, config, labels))
 
 
 def _labels(table: Table, config: LabelledConfig, labels: tuple[str, ...]) -> npt.NDArray[Any]:
-    cells, column = _label_cells(table, config), config.label_column
+    cells, column = _cells(table, config), config.label_column
     if config.label_type == "regression":
         return label_numbers(cells, column)
-    names = label_names(cells, column, _separator(config))
-    ids = label_ids(names, labels, cells, column)
-    return label_array(ids, config.label_type, len(labels))
+    return label_array(
+        label_ids(_names(table, config), labels, cells, column), config.label_type, len(labels)
+    )
 
 
 def _test(config: LabelledConfig, labels: tuple[str, ...]) -> Examples:
@@ -274,7 +253,7 @@ def _test(config: LabelledConfig, labels: tuple[str, ...]) -> Examples:
     unknown = {"", NO_CLASS} if config.label_type == "classification" else {""}
     values = [row.get(config.label_column) for _, row in table.rows]
     missing = [is_missing(value) or str(value).strip() in unknown for value in values]
-    # A text may have no label at all, but a whole file without any is one that nobody labelled.
+    # A text may have no label at all, but a whole file without any was never labelled.
     if (all if config.label_type == "multilabel" else any)(missing):
         text = "%s: not every row has a %s, so it is predicted and not scored"
         log.info(text, table.name, config.label_column)
@@ -283,7 +262,7 @@ def _test(config: LabelledConfig, labels: tuple[str, ...]) -> Examples:
 
 
 def hold_out(examples: Examples, fraction: float, name: str) -> tuple[Examples, Examples]:
-    """Divide examples into what is trained on and what is held out.
+    """Divide examples into a training part and a held-out part.
 
     An example is held out when the hash of its texts falls under `fraction`: duplicates stay on one side, and
     rows added later move none. Every class keeps an example to train on.
@@ -305,7 +284,7 @@ def hold_out(examples: Examples, fraction: float, name: str) -> tuple[Examples, 
 
 
 def _members(labels: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.bool_]]:
-    """Yield for each class there is which examples have it, (N,); numbers are one class."""
+    """Yield a mask of the examples of each class, (N,); numbers are one class."""
     if labels.ndim == 2:
         yield from (column for column in labels.T if column.any())
     elif labels.dtype.kind == "f":
@@ -326,10 +305,6 @@ def _smallest(share: npt.NDArray[np.float64], labels: npt.NDArray[Any]) -> npt.N
 def text_hashes(examples: Examples) -> npt.NDArray[np.uint64]:
     """Return a hash of the texts of each example, (N,): the same on any machine."""
     pairs = examples.pairs or [""] * len(examples)
-    hashes = [_text_hash(text, pair) for text, pair in zip(examples.texts, pairs, strict=True)]
-    return np.array(hashes, np.uint64)
-
-
-def _text_hash(text: str, pair: str) -> int:
-    content = b"\0".join(part.encode("utf-8", "surrogatepass") for part in (text, pair))
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+    contents = (f"{text}\0{pair}" for text, pair in zip(examples.texts, pairs, strict=True))
+    hashes = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8) for text in contents]
+    return np.frombuffer(b"".join(found.digest() for found in hashes), "<u8").astype(np.uint64)

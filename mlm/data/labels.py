@@ -1,9 +1,9 @@
-"""Labels as they stand in files, and what a classifier is trained on: names to ids, sets of names, numbers.
+"""Convert the labels of files to training targets: ids of classes, sets of classes, numbers.
 
-- the ids of classes are the places of their names in sorted order, whole numbers by value: the same for any
-  order of the rows; nothing is guessed from the type of a column
-- a name is one line of text that can be written: no control characters, no halves of surrogate pairs
-- mistakes name file, row (counted from 1, without the header) and value, before anything is trained
+- the id of a class is the index of its name in sorted order, whole numbers by value: the same for any order
+  of the rows; nothing is guessed from the type of a column
+- a name is one line of text that can be written: no control characters, no lone surrogates
+- errors name file, row (counted from 1, without the header) and value, before anything is trained
 
 N examples, C classes.
 """
@@ -20,16 +20,17 @@ import numpy.typing as npt
 
 from mlm.config.errors import InputError
 from mlm.config.model import LabelType
+from mlm.files import shorten
 
 NO_CLASS = "-1"
-"""What data sets write in place of a label that is kept secret."""
+"""Written by data sets in place of a secret label."""
 WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,99}")
-"""A name that is sorted by its value; what has more digits is sorted as text."""
+"""A name that is sorted by its value; longer ones are sorted as text."""
 UNWRITABLE = re.compile(r"[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Characters that no name has: they break lines, tables and files."""
+"""Characters that no name may have: they break lines, tables and files."""
 
 Cell = tuple[str, Any]
-"""Where a label stands, in words, and what stands there."""
+"""Place of a label, in words, and its value."""
 
 
 def sort_labels(names: Sequence[str]) -> tuple[str, ...]:
@@ -44,12 +45,12 @@ def label_names(cells: Sequence[Cell], column: str, separator: str | None) -> li
     """Return the names of each row's labels.
 
     Args:
-        cells: of the column.
+        cells: cells of the column.
         column: its name, for messages.
-        separator: stands between the labels of a row, which may have none; None: each row has one label.
+        separator: separates the labels of a row, which may have none; None: each row has one label.
 
     Raises:
-        InputError: a label is missing, is -1, or is no name; says in which row.
+        InputError: a label is missing, is -1, or is not a valid name; names the row.
     """
     if separator is None:
         return [[_name(value, f"{place}: {column}")] for place, value in cells]
@@ -72,7 +73,7 @@ def _names(value: Any, where: str, separator: str) -> list[str]:
 
 
 def is_missing(value: Any) -> bool:
-    """Tell whether a cell says nothing: null, or NaN, which is how pandas writes it."""
+    """Tell whether a cell is null, or NaN, which is how pandas writes null."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -86,11 +87,11 @@ def _name(value: Any, where: str) -> str:
         raise InputError(f"{where} is missing")
     if name == NO_CLASS:
         raise InputError(
-            f"{where} is -1, which stands for 'no label'; leave such rows out, or call the class otherwise"
+            f"{where} is -1, which means 'no label'; leave such rows out, or give the class another name"
         )
     if found := UNWRITABLE.search(name):
         raise InputError(
-            f"{where} is {name[:60]!r}: a label is one line of text, which {found[0]!r} is no part of; "
+            f"{where} is {name[:60]!r}: a label is one line of text and cannot contain {found[0]!r}; "
             "replace that character"
         )
     return name
@@ -103,30 +104,29 @@ def label_ids(
     column: str,
     known: str = "of training",
 ) -> list[list[int]]:
-    """Return the ids of each row's labels: their places in `labels`.
+    """Return the ids of each row's labels: their indices in `labels`.
 
     Args:
-        names: of each row's labels.
+        names: names of each row's labels.
         labels: names of the classes by their ids.
-        cells: where the rows stand.
-        column: its name, for messages.
-        known: whose labels these are, for messages.
+        cells: places of the rows, for messages.
+        column: name of the column, for messages.
+        known: owner of `labels`, for messages.
 
     Raises:
-        InputError: a name is none of them.
+        InputError: a name is not in `labels`.
     """
     ids = {label: number for number, label in enumerate(labels)}
     for (place, _), row in zip(cells, names, strict=True):
         for name in row:
             if name not in ids:
-                listed = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
                 where = f"{place}: {column} {name}"
-                raise InputError(f"{where} is not among the labels {known}: {listed}")
+                raise InputError(f"{where} is not among the labels {known}: {shorten(labels)}")
     return [[ids[name] for name in row] for row in names]
 
 
 def label_array(ids: Sequence[Sequence[int]], label_type: LabelType, num_classes: int) -> npt.NDArray[Any]:
-    """Return (N,) int64 ids of classes, or where a row has any number of labels (N, C) bool."""
+    """Return the ids of classes, (N,) int64, or for multilabel (N, C) bool."""
     if label_type == "classification":
         return np.array([row[0] for row in ids], np.int64)
     has = np.zeros((len(ids), num_classes), bool)
@@ -136,7 +136,7 @@ def label_array(ids: Sequence[Sequence[int]], label_type: LabelType, num_classes
 
 
 def label_numbers(cells: Sequence[Cell], column: str) -> npt.NDArray[np.float64]:
-    """Return the number of each row, (N,).
+    """Return the finite number of each row, (N,).
 
     Raises:
         InputError: a row has none.
@@ -148,7 +148,9 @@ def label_numbers(cells: Sequence[Cell], column: str) -> npt.NDArray[np.float64]
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            found = "is missing" if is_missing(value) else f"is {str(value)[:60]!r}, which is no number"
+            found = (
+                "is missing" if is_missing(value) else f"is {str(value)[:60]!r}, which is not a finite number"
+            )
             raise InputError(f"{place}: {column} {found}; regression needs one in every row")
         numbers.append(number)
     return np.array(numbers, np.float64)
@@ -157,18 +159,18 @@ def label_numbers(cells: Sequence[Cell], column: str) -> npt.NDArray[np.float64]
 def class_weights(
     wanted: Literal["balanced"] | Sequence[str] | None, labels: tuple[str, ...], values: npt.NDArray[Any]
 ) -> npt.NDArray[np.float64] | None:
-    """Return what an example of each class counts in the loss, (C,); None: all the same.
+    """Return the loss weight of each class, (C,); None: all the same.
 
-    Balanced are N / (C * examples of the class), so that every class as a whole counts the same; with any
-    number of labels, the texts that have one count as much as those that do not.
+    Balanced weights are N / (C * examples of the class), so that every class has the same total; for
+    multilabel, of each label the texts with and without it have the same total.
 
     Args:
-        wanted: `balanced`, or `label=weight` for some of the labels, the others counting 1.
+        wanted: `balanced`, or `label=weight` for some of the labels; the others weigh 1.
         labels: C names.
         values: (N,) ids of classes, or (N, C) bool.
 
     Raises:
-        InputError: a weight is given for a label that there is not.
+        InputError: a weight is given for an unknown label.
     """
     if wanted is None:
         return None
@@ -178,17 +180,13 @@ def class_weights(
     weights = {name: float(weight) for name, _, weight in (entry.rpartition("=") for entry in wanted)}
     for name in weights:
         if name not in labels:
-            listed = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
-            raise InputError(f"head.class_weights: {name} is not among the labels of training: {listed}")
+            raise InputError(
+                f"head.class_weights: {name} is not among the labels of training: {shorten(labels)}"
+            )
     return np.array([weights.get(label, 1.0) for label in labels])
 
 
 def label_counts(labels: tuple[str, ...], values: npt.NDArray[Any]) -> dict[str, int]:
-    """Return how often each class occurs, by name.
-
-    Args:
-        labels: C names.
-        values: (N,) ids of classes, or (N, C) bool.
-    """
+    """Return the number of examples of each class, by name; see `class_weights` for the arguments."""
     counts = values.sum(0) if values.ndim == 2 else np.bincount(values, minlength=len(labels))
     return dict(zip(labels, counts.tolist(), strict=True))

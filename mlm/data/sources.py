@@ -1,18 +1,17 @@
-"""Sources to documents: which files a source names, what they hold, and whether that has changed.
+"""Read the documents of a source: find its files, read each, and detect whether their content changed.
 
     SourceConfig --source_files--> files --formats.py, tables.py--> documents
 
-- a source is a file, a folder, a glob, `python-docs`, `hub:OWNER/NAME[@CONFIG][:SPLIT]` or a URL
+- a source is a file, a folder, a glob, a URL, `hub:OWNER/NAME[@CONFIG][:SPLIT]` or a folder of `save_to_disk`
 - files are read in sorted order, so that a source gives the same documents in the same order everywhere
-- `source_digest` covers the content of the files, never their names or dates: an edit at the same path is
-  seen, a copy elsewhere is not a change
+- `source_digest` covers the content of the files, not their names or dates: an edit at the same path is
+  detected, a copy elsewhere is not a change
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
-import io
 import json
 import logging
 import math
@@ -20,40 +19,32 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
-from mlm.config.data import HUB_PREFIX, PYTHON_DOCS, DocumentRule, SourceConfig
-from mlm.config.errors import InputError
+from mlm.config.data import HUB_PREFIX, DocumentRule, HubName, SourceConfig
+from mlm.config.errors import DiskError, InputError
+from mlm.data.data_sets import INFO, data_set_rows, hub_revision, is_saved, open_data_set
 from mlm.data.formats import (
-    BLOCK_BYTES,
-    READ_ERRORS,
-    ReadReport,
-    StoredBytes,
+    HTTP,
     cut_text,
     decompressed,
+    file_system,
     format_of,
-    one_line,
+    open_file,
+    readable,
     supported_suffixes,
     text_blocks,
 )
-from mlm.data.remote import (
-    hub_documents,
-    hub_repository,
-    hub_revision,
-    open_url,
-    url_facts,
-    url_file_name,
-    url_files,
-)
-from mlm.data.tables import arrow_documents, csv_rows, json_rows, parquet_documents, row_documents
+from mlm.data.report import ReadReport
+from mlm.data.tables import ARROW_FORMATS, arrow_documents, row_documents, text_rows
+from mlm.files import shorten, write_json
 
 READER_VERSION = 4
 """Changes whenever the same files would give other documents."""
-SAVED_SPLITS, SAVED_STATE, SAVED_INFO = "dataset_dict.json", "state.json", "dataset_info.json"
-"""What `datasets` writes beside the text: the splits in a folder, the files of one, and what they are."""
 UNSETTLED_NS = 100_000_000
-"""A file changed this shortly before may change again under the same time stamp: its digest is not kept."""
+"""A file changed less than this ago may change again within the same time stamp: its digest is not kept."""
 
 log = logging.getLogger(__name__)
 
@@ -68,14 +59,15 @@ def read_documents(
     """Yield the documents of one source as they are read.
 
     Args:
-        source: where to read; its own `document` is the caller's to apply.
-        rule: what a document is in plain text; in all other formats it is a row.
-        report: counts what is read, and knows whether bad rows may be left out.
+        source: where to read; `python-docs` is read from its file (`python_docs_file`). The caller applies
+            the source's own `document`.
+        rule: how plain text is split into documents; in all other formats a row is a document.
+        report: counts documents and losses, and holds whether bad rows may be left out.
         progress: called with the number of stored bytes after each block, as `source_size` counts them.
         bounds: documents of fewer or more characters are left out.
 
     Raises:
-        InputError: nothing is there, nothing is in it, or it cannot be read; the message says where.
+        InputError: the source does not exist, has no documents, or cannot be read; names the place.
     """
     report = report or ReadReport(source.path)
     before = report.documents
@@ -98,81 +90,62 @@ def _read(
         if progress:
             progress(num_bytes)
 
-    if source.path == PYTHON_DOCS:
-        from mlm.data.python_docs import read_python_docs
-
-        yield from read_python_docs()
-    elif source.path.startswith(HUB_PREFIX):
-        yield from hub_documents(source, report)
-    else:
-        for name, file in _open_files(source):
-            with file:
-                report.files += 1
-                yield from _file_documents(name, StoredBytes(file, advance), source, rule, report)
-
-
-def _open_files(source: SourceConfig) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield each file with its name, opened."""
-    if not source.is_local:
-        for url in url_files(source.path):
-            _check_format(url, url_file_name(url), source)
-            yield url, open_url(url)
+    if source.path.startswith(HUB_PREFIX):
+        yield from row_documents(data_set_rows(source.path), source.path, source.text_column, report)
         return
-    for path in source_files(source):
-        try:
-            file = path.open("rb")
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
-        yield str(path), file
+    for name in source_files(source):
+        with open_file(name, advance) as stored, readable(name):
+            report.files += 1
+            yield from _file_documents(name, stored, source, rule, report)
 
 
 def _file_documents(
-    name: str, stored_bytes: StoredBytes, source: SourceConfig, rule: DocumentRule, report: ReadReport
+    name: str, stored: BufferedReader, source: SourceConfig, rule: DocumentRule, report: ReadReport
 ) -> Iterator[str]:
     """Yield the documents of one file, of the format that its name says."""
-    stored: Any = io.BufferedReader(stored_bytes, BLOCK_BYTES)
-    kind = source.format or format_of(name if source.is_local else url_file_name(name))
+    kind = source.format or str(format_of(name))
     column = source.text_column
-    try:
-        content = decompressed(stored)
-        if kind == "parquet":
-            yield from parquet_documents(content, stored, name, column, report)
-            return
-        if kind == "arrow":
-            yield from arrow_documents(content, name, column, report)
-            return
-        blocks = text_blocks(content, name, source.encoding, source.encoding_errors, report)
-        if kind == "text":
-            yield from cut_text(blocks, rule, report, name)
-        elif kind in ("csv", "tsv"):
-            yield from row_documents(csv_rows(blocks, name, kind == "tsv", report), name, column, report)
-        else:
-            rows = json_rows(blocks, name, kind == "json", report)
-            yield from row_documents(rows, name, column, report, open_ended=True)
-    except READ_ERRORS as error:
-        raise InputError(f"{name}: cannot be read: {one_line(error)}") from error
+    if kind in ARROW_FORMATS:
+        yield from arrow_documents(kind, stored, name, column, report)
+        return
+    blocks = text_blocks(decompressed(stored), name, source.encoding, source.encoding_errors, report)
+    if kind == "text":
+        yield from cut_text(blocks, rule, report, name)
+    else:
+        rows = text_rows(blocks, kind, name, report)
+        yield from row_documents(rows, name, column, report, open_ended=kind in ("json", "jsonl"))
 
 
-def source_files(source: SourceConfig) -> list[Path]:
-    """Return the files of a local source, sorted.
+# ------------------------------------------------------------------------------------------- which files
 
-    A folder stands for every file of a known format below it; hidden ones and other suffixes are passed over,
-    and of a data set in splits that `datasets` saved, all but the split `train`.
+
+def source_files(source: SourceConfig) -> list[str]:
+    """Return the paths or URLs of the files of a source, sorted.
+
+    A folder means every file of a known format below it. Hidden files and other suffixes are skipped, and of
+    a saved data set in splits, all but the split `train`.
 
     Raises:
         InputError: there is no such path, or no file of a known format.
     """
-    try:
-        return _source_files(source)
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:  # no permission, too long a name, a NUL in it
-        raise InputError(f"{source.path}: cannot be read: {one_line(error)}") from error
+    with readable(source.path, Exception if not source.is_local else (OSError, ValueError)):
+        return _local_files(source) if source.is_local else _url_files(source)
 
 
-def _source_files(source: SourceConfig) -> list[Path]:
-    text = source.path
-    path = Path(text).expanduser()
+def _url_files(source: SourceConfig) -> list[str]:
+    found = [source.path]
+    if not source.path.startswith(HTTP) and glob.has_magic(source.path):
+        files, path = file_system(source.path)
+        found = sorted(files.unstrip_protocol(match) for match in files.glob(path))
+    if not found:
+        raise InputError(f"{source.path}: has no documents: no file matches")
+    for url in found:
+        _check_format(url, source)
+    return found
+
+
+def _local_files(source: SourceConfig) -> list[str]:
+    text, path = source.path, Path(source.path)
     if path.is_dir():
         found = _files_below(path)
     elif path.exists() or path.is_symlink():
@@ -186,28 +159,29 @@ def _source_files(source: SourceConfig) -> list[Path]:
             f"{text}: has no documents: {'an empty folder' if path.is_dir() else 'no file matches'}"
         )
     known = [file for file in sorted(found) if source.format or (file.suffix and format_of(file.name))]
-    others = ", ".join(sorted({file.suffix or file.name for file in set(found) - set(known)})[:8])
+    others = shorten(sorted({file.suffix or file.name for file in set(found) - set(known)}), 8)
     if not known:
         raise InputError(f"{text}: has no documents: only {others}; known formats are {supported_suffixes()}")
     if others:
-        log.info("%s: passed over files of other formats: %s", text, others)
+        log.info("%s: skipped files of other formats: %s", text, others)
     return [_checked_file(file, source) for file in known]
 
 
 def _matching_files(pattern: Path) -> list[Path]:
-    """Return the files that a glob matches; those below the folders that it matches if it matches no file."""
+    """Return the files that a glob matches; if it matches folders only, the files below them."""
     matches = [Path(match) for match in sorted(glob.glob(str(pattern), recursive=True))]
     folders = [match for match in matches if match.is_dir()]
     if folders == matches:
         return list(dict.fromkeys(file for folder in folders for file in _files_below(folder)))
     if folders and "**" not in pattern.parts:
-        names = ", ".join(map(str, folders[:3])) + (", ..." if len(folders) > 3 else "")
-        log.warning("%s: matches files and folders; the folders are not read: %s", pattern, names)
+        log.warning(
+            "%s: matches files and folders; the folders are not read: %s", pattern, shorten(folders, 3)
+        )
     return [match for match in matches if not match.is_dir()]
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """Return the files below a folder, also behind links; a folder that several paths lead to comes once."""
+    """Return the files below a folder, also through links; a folder that several paths lead to comes once."""
     found, seen = [], set()
     for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
         real = os.path.realpath(parent)
@@ -215,108 +189,98 @@ def _files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
+        if is_saved(set(names)):
+            found += [Path(file["filename"]) for file in open_data_set(parent).cache_files]
+            folders.clear()
+            continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if SAVED_SPLITS in names:
-            folders[:], names = [_saved_split(Path(parent))], []
-        elif SAVED_INFO in names:
-            names = _saved_files(Path(parent), names)
-        found += [Path(parent, name) for name in names if not name.startswith(".")]
+        found += [Path(parent, name) for name in names if not name.startswith(".") and name != INFO]
     return found
-
-
-def _saved_files(folder: Path, names: list[str]) -> list[str]:
-    """Return the files of a data set that `datasets` saved, or of its cache."""
-    if SAVED_STATE in names:
-        state = json.loads((folder / SAVED_STATE).read_text(encoding="utf-8"))
-        return [str(file["filename"]) for file in state["_data_files"]]
-    return [name for name in names if name != SAVED_INFO]
-
-
-def _saved_split(folder: Path) -> str:
-    """Return which split of a saved data set is read."""
-    splits = json.loads((folder / SAVED_SPLITS).read_text(encoding="utf-8"))["splits"]
-    if "train" not in splits and len(splits) > 1:
-        raise InputError(f"{folder}: holds the splits {', '.join(splits)}; name one: {folder / splits[0]}")
-    split = str("train" if "train" in splits else splits[0])
-    log.info("%s: reading the split %s of %s", folder, split, ", ".join(splits))
-    return split
 
 
 def _raise(error: OSError) -> NoReturn:
     raise error
 
 
-def _checked_file(path: Path, source: SourceConfig) -> Path:
+def _checked_file(path: Path, source: SourceConfig) -> str:
     """Return the path if it is a regular file of a known format."""
     if path.is_symlink() and not path.exists():
         raise InputError(f"{path}: is a symbolic link to nothing")
     if not path.is_file():
         raise InputError(f"{path}: is neither a file nor a folder")
-    _check_format(str(path), path.name, source)
-    return path
+    _check_format(str(path), source)
+    return str(path)
 
 
-def _check_format(place: str, name: str, source: SourceConfig) -> None:
+def _check_format(name: str, source: SourceConfig) -> None:
     if not source.format and format_of(name) is None:
         raise InputError(
-            f"{place}: unknown format {Path(name).suffix}; known are {supported_suffixes()}; "
-            "or say it with format: text (jsonl, ...) at this source"
+            f"{name}: unknown format {Path(name).suffix}; known are {supported_suffixes()}; "
+            "or set the format of this source, format: text (jsonl, ...)"
         )
 
 
+# ------------------------------------------------------------------------------------- size and content
+
+
 def source_size(source: SourceConfig) -> int | None:
-    """Return the stored bytes of a source; None where that is unknown before reading."""
-    if source.is_local:
-        return sum(path.stat().st_size for path in source_files(source))
-    if "://" in source.path:
-        sizes = [int(url_facts(url).get("size") or 0) for url in url_files(source.path)]
-        return sum(sizes) if all(sizes) else None
-    return None
+    """Return the stored bytes of a source; None if that is unknown before reading."""
+    if source.path.startswith(HUB_PREFIX):
+        return None
+    sizes = [int(_facts(name).get("size") or 0) for name in source_files(source)]
+    return sum(sizes) if source.is_local or all(sizes) else None
+
+
+def _facts(name: str) -> dict[str, Any]:
+    """Return size, date and tag of a file or URL, as its file system reports them."""
+    with readable(name, Exception):  # each protocol has its own exceptions
+        files, path = file_system(name)
+        return dict(files.info(path))
 
 
 class DigestCache:
-    """Content digests of files, kept by path, size, times and inode: only changed files are read again.
+    """Content digests of files by path, size, times and inode: only changed files are read again.
 
     Args:
         path: the JSON file that keeps them; a missing or damaged one is an empty cache.
     """
 
     def __init__(self, path: Path):
-        self._path = path
+        self._path, self._changed = path, False
         self._known: dict[str, Any] = {}
         with suppress(OSError, ValueError):
             known = json.loads(path.read_text(encoding="utf-8"))
             self._known = known if isinstance(known, dict) else {}
 
-    def file_digest(self, path: Path) -> str:
+    def file_digest(self, name: str) -> str:
         """Return the digest of a file's bytes."""
-        try:
-            key, before = str(path.resolve()), _identity(path)
+        with readable(name):
+            key, before = os.path.realpath(name), _identity(name)
             known = self._known.get(key)
             if isinstance(known, list) and known[:-1] == before:
                 return str(known[-1])
-            with path.open("rb") as file:
+            with open(name, "rb") as file:
                 digest = hashlib.file_digest(file, _blake2b).hexdigest()
-            settled = time.time_ns() - max(before[1:3]) > UNSETTLED_NS and before == _identity(path)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
+            settled = time.time_ns() - max(before[1:3]) > UNSETTLED_NS and before == _identity(name)
         if settled:
             self.remember(key, [*before, digest])
         return digest
 
     def remember(self, key: str, value: Any) -> None:
-        """Keep a value of plain JSON types, on disk too."""
-        if self._known.get(key) == value:
-            return
+        """Keep a value of plain JSON types; `save` writes it."""
+        self._changed |= self._known.get(key) != value
         self._known[key] = value
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        with suppress(OSError):  # without a cache the files are read again, that is all
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(self._known), encoding="utf-8")
-            temporary.replace(self._path)
+
+    def save(self) -> None:
+        """Write the cache if it changed; if the disk refuses, the files are read again the next time."""
+        if self._changed:
+            with suppress(OSError, DiskError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self._path, self._known)
+            self._changed = False
 
     def recall(self, key: str) -> Any:
-        """Return what is kept under a key; None if nothing is."""
+        """Return the value of a key; None if there is none."""
         return self._known.get(key)
 
 
@@ -324,20 +288,18 @@ def _blake2b() -> Any:
     return hashlib.blake2b(digest_size=20)
 
 
-def _identity(path: Path) -> list[int]:
-    """Return what changes when a file does: size, modification and change time, inode."""
-    stat = path.stat()
+def _identity(name: str) -> list[int]:
+    """Return size, modification time, change time and inode of a file: a change alters one of them."""
+    stat = os.stat(name)
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
-def file_states(source: SourceConfig) -> dict[Path, list[int]]:
-    """Return what changes when a file of a local source does; nothing for any other source."""
+def file_states(source: SourceConfig) -> dict[str, list[int]]:
+    """Return size, times and inode of each file of a local source, to detect changes; else nothing."""
     if not source.is_local:
         return {}
-    try:
-        return {path: _identity(path) for path in source_files(source)}
-    except OSError as error:
-        raise InputError(f"{source.path}: cannot be read: {one_line(error)}") from error
+    with readable(source.path):
+        return {name: _identity(name) for name in source_files(source)}
 
 
 def source_digest(source: SourceConfig, rule: DocumentRule, digests: DigestCache) -> str:
@@ -345,40 +307,36 @@ def source_digest(source: SourceConfig, rule: DocumentRule, digests: DigestCache
 
     Args:
         source: any source; a URL counts as unchanged while its server reports the same facts about it.
-        rule: what a document is.
+        rule: how plain text is split into documents.
         digests: saves reading unchanged files.
     """
     content: Any
-    if source.path == PYTHON_DOCS:
-        from mlm.data.python_docs import python_docs_digest
-
-        content = python_docs_digest()
-    elif source.path.startswith(HUB_PREFIX):
+    if source.path.startswith(HUB_PREFIX):
         content = [source.path, _last_hub_revision(source.path, digests)]
-    elif not source.is_local:
-        facts_of = ((url, url_facts(url)) for url in url_files(source.path))
+    elif source.is_local:
         content = [
-            [url, sorted((key, str(value)) for key, value in known.items())] for url, known in facts_of
+            [source.format or format_of(name), digests.file_digest(name)] for name in source_files(source)
         ]
     else:
         content = [
-            [source.format or format_of(path.name), digests.file_digest(path)]
-            for path in source_files(source)
+            [url, sorted((key, str(value)) for key, value in _facts(url).items())]
+            for url in source_files(source)
         ]
+    digests.save()
     facts = [READER_VERSION, rule, source.text_column, source.encoding, source.encoding_errors, content]
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=20).hexdigest()
 
 
 def _last_hub_revision(path: str, digests: DigestCache) -> str:
-    """Return the current commit, or without a network the one seen last, which may have been prepared."""
-    key = hub_repository(path)
+    """Return the current commit, or without a network the last one known, which may have been prepared."""
+    key = f"{HUB_PREFIX}{HubName.parse(path).repository}"
     try:
         revision = hub_revision(path)
     except InputError:
         known = digests.recall(key)
         if known is None:
             raise
-        log.warning("%s: the hub cannot be reached; taken as unchanged since it was last asked", path)
+        log.warning("%s: the hub cannot be reached; taken as unchanged since the last time", path)
         return str(known)
     digests.remember(key, revision)
     return revision

@@ -1,9 +1,10 @@
-"""Files of rows as documents: JSON lines, CSV, TSV, parquet and Arrow; a row is a document.
+"""Read files of rows: JSON lines, JSON arrays, CSV, TSV, parquet and Arrow; a row is a document.
 
-- every cell is text as it stands in the file: `NA` is a word, never a missing value
-- the text is in the column asked for, else in `text`, else in the only column that holds words
-- a row without text is counted and passed over; one that cannot be read, or whose text is something else, is
-  an error, or counted too where the user wants that
+- one reader serves pretraining, which wants one column, and labelled tables, which want all
+- every cell of a text file is text: `NA` is a word, never a missing value
+- the text is in the requested column, else in `text`, else in the only column that holds words
+- a row without text is counted and skipped; a row that cannot be read, or whose cell is not text, is an
+  error, or is counted too if the user allows bad rows
 """
 
 from __future__ import annotations
@@ -14,26 +15,35 @@ import json
 import shutil
 import tempfile
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mlm.config.errors import InputError
-from mlm.data.formats import BLOCK_BYTES, ReadReport, StoredBytes, good_lines, one_line
+from mlm.data.formats import BLOCK_BYTES, StoredBytes, decompressed, good_lines, one_line
+from mlm.data.json_array import array_items, json_problem
+from mlm.data.report import ReadReport
 
+ARROW_FORMATS = ("parquet", "arrow")
+"""Formats whose columns have types; all other tables are text."""
 HEAD_ROWS = 32
-"""Rows looked at to find the column that holds the text."""
+"""Rows searched for the column that holds the text."""
 PARQUET_BYTES = 1 << 24
-"""About how much of a parquet file is decoded at a time: thousands of sentences or a few books."""
+"""Approximate bytes of a parquet file decoded at a time: thousands of sentences or a few books."""
+MAX_QUOTED = 1 << 24
+"""Characters of a CSV row of several lines beyond which its quote counts as unclosed."""
+RETRIED_LINES = 100
+"""The same in lines, for rows that were part of such a row: else an open quote in each row is quadratic."""
 
 ARROW_FILE = b"ARROW1\0\0"
-"""What the file format has before the stream in it."""
 
 Row = tuple[str, dict[str, Any]]
-"""Where a row stands ("line 3"), and its cells."""
+"""Place of a row ("line 3"), and its cells."""
+Choose = Callable[[pa.Schema], list[str] | None]
+"""Returns the columns of a file to read; None: all."""
 
 
 def row_documents(
@@ -43,13 +53,13 @@ def row_documents(
 
     Args:
         rows: the rows of one file or data set.
-        name: what it is called in errors.
-        column: the key of the text; None: find it.
+        name: its name in errors.
+        column: the column that holds the text; None: find it.
         report: counts rows, and those without text.
-        open_ended: whether a column may come that no row had before, so that the end tells if there is none.
+        open_ended: whether later rows may have further columns, as in JSON.
 
     Raises:
-        InputError: there is no such column, or it cannot be told which.
+        InputError: there is no such column, or several may hold the text.
     """
     head = list(islice(rows, HEAD_ROWS))
     if not head:
@@ -62,7 +72,9 @@ def row_documents(
     report.rules[f"rows (column {column})"] += 1
     for place, row in chain(head, rows):
         found = found or column in row
-        yield from _cell_text(row.get(column), f"{name}, {place}", column, report)
+        text = _cell_text(row.get(column), name, place, column, report)
+        if text is not None:
+            yield text
     if not found:
         _choose_column(name, columns, worded, wanted)
 
@@ -98,19 +110,28 @@ def _is_words(value: Any) -> bool:
     return value.strip().lower() in ("nan", "inf", "infinity")
 
 
-def _cell_text(value: Any, place: str, column: str, report: ReadReport) -> Iterator[str]:
+def _cell_text(value: Any, name: str, place: str, column: str | None, report: ReadReport) -> str | None:
+    """Return the text of a cell; None if it has none, or is counted as a bad row."""
     report.rows += 1
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if isinstance(value, str) and not value.isspace() and value:
+        # JSON can spell a lone surrogate, which no encoding can store.
+        return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
+    if value is None or isinstance(value, str):
         report.rows_without_text += 1
-    elif isinstance(value, str):
-        # JSON can spell half a surrogate pair, which no encoding can store.
-        yield value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
     else:
-        report.bad_row(f"{place}: {column} is {_shortened(repr(value))}, which is not text")
+        report.bad_row(f"{name}, {place}: {column} is {_shortened(repr(value))}, which is not text")
+    return None
 
 
 def _shortened(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def text_rows(blocks: Iterator[str], kind: str, name: str, report: ReadReport) -> Iterator[Row]:
+    """Yield the rows of a text in the format `kind`: jsonl, json, csv or tsv."""
+    if kind in ("csv", "tsv"):
+        return csv_rows(blocks, name, kind == "tsv", report)
+    return json_rows(blocks, name, kind == "json", report)
 
 
 def json_rows(blocks: Iterator[str], name: str, array_allowed: bool, report: ReadReport) -> Iterator[Row]:
@@ -123,8 +144,7 @@ def json_rows(blocks: Iterator[str], name: str, array_allowed: bool, report: Rea
     blocks = chain([first], blocks)
     values: Iterator[tuple[str, Any]] = _json_lines(blocks, name, report)
     if array_allowed and first.lstrip().startswith("["):
-        items = _parse_json("".join(blocks), name, 1)
-        values = ((f"item {number}", item) for number, item in enumerate(items, 1))
+        values = ((f"item {number}", item) for number, item in enumerate(array_items(blocks, name), 1))
     for place, value in values:
         if isinstance(value, str):
             yield place, {"text": value}
@@ -140,12 +160,12 @@ def _json_lines(blocks: Iterator[str], name: str, report: ReadReport) -> Iterato
             report.blank_lines += 1
             continue
         try:
-            value = _parse_json(line, name, number)
-        except InputError as error:
-            problem = str(error)
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            problem = json_problem(error, name, number)
             if number == 1 and line.rstrip().endswith(("{", "[", ",")):
                 problem = (
-                    f"{name}, line 1: a JSON value that goes on over several lines; write one object a line "
+                    f"{name}, line 1: a JSON value over several lines; write one object a line "
                     "(`jq -c . FILE > NEW.jsonl` does), or a .json file that is one array of objects"
                 )
             report.bad_row(problem)
@@ -153,38 +173,37 @@ def _json_lines(blocks: Iterator[str], name: str, report: ReadReport) -> Iterato
         yield f"line {number}", value
 
 
-def _parse_json(text: str, name: str, line: int) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        place = f"line {line + error.lineno - 1}, column {error.colno}"
-        raise InputError(f"{name}, {place}: not valid JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets as deep
-        raise InputError(f"{name}, line {line}: not readable JSON: {one_line(error)}") from None
-
-
 class _RowLines:
-    """Lines for a CSV reader, which takes as many as a row needs; all but a bad first one come again."""
+    """Lines for a CSV reader, which takes as many as a row needs; a bad row gives back all but its first."""
 
     def __init__(self, lines: Iterator[str]):
         self._lines = lines
         self._again: deque[str] = deque()
+        self._is_retry, self._size = False, 0
         self.number = 0
-        """Of the line that came last."""
+        """Number of the last line."""
         self.row: list[str] = []
-        """The lines that came since this was emptied."""
+        """Lines of the current row."""
 
     def __iter__(self) -> _RowLines:
         return self
 
     def __next__(self) -> str:
+        if self._size > MAX_QUOTED or (self._is_retry and len(self.row) >= RETRIED_LINES):
+            raise csv.Error(f"a quoted cell does not end within {self._size:,} characters")
         line = self._again.popleft() if self._again else next(self._lines) + "\n"
         self.number += 1
+        self._size += len(line)
         self.row.append(line)
         return line
 
+    def begin_row(self) -> None:
+        """Forget the lines of the row before."""
+        self.row.clear()
+        self._is_retry, self._size = bool(self._again), 0
+
     def put_back(self) -> None:
-        """Take back all lines of the row but the first: an open quote swallows no row but its own."""
+        """Repeat all lines of the row but the first: an open quote loses its own row only."""
         self._again.extendleft(reversed(self.row[1:]))
         self.number -= len(self.row) - 1
 
@@ -192,11 +211,11 @@ class _RowLines:
 def csv_rows(blocks: Iterator[str], name: str, tabs: bool, report: ReadReport | None = None) -> Iterator[Row]:
     """Yield the rows of a comma- or tab-separated file, whose first row names the columns.
 
-    Cells may be quoted, and hold line breaks then. In a tab-separated file that needs no quoting a stray
-    quote is part of the text, as in most data sets of that form.
+    Quoted cells may contain line breaks. In a tab-separated file that needs no quoting a stray quote is part
+    of the text, as in most data sets of that form.
 
     Raises:
-        InputError: a row has more cells than the header, or a quote is left open.
+        InputError: a row has more cells than the header, or a quote is not closed.
     """
     report = report or ReadReport(name)
     head = next(blocks, "")
@@ -214,7 +233,7 @@ def csv_rows(blocks: Iterator[str], name: str, tabs: bool, report: ReadReport | 
     )
     header: list[str] | None = None
     while True:
-        lines.row.clear()
+        lines.begin_row()
         try:
             cells = next(reader, None)
         except csv.Error as error:
@@ -259,62 +278,66 @@ def without_quotes(cell: str) -> str:
     return inner.replace('""', '"') if whole else cell
 
 
-def parquet_documents(
-    stream: Any, stored: Any, name: str, column: str | None, report: ReadReport
+def arrow_documents(
+    kind: str, stored: io.BufferedReader, name: str, column: str | None, report: ReadReport
 ) -> Iterator[str]:
-    """Yield the texts of a parquet file.
+    """Yield the texts of a parquet or Arrow file of `open_file`; see `row_documents`."""
 
-    Its index stands at its end: what can only be read in order goes through a temporary copy.
+    def choose(schema: pa.Schema) -> list[str]:
+        texts = [field.name for field in schema if _is_string(field.type)]
+        chosen = _choose_column(name, schema.names, texts, column)
+        report.rules[f"rows (column {chosen})"] += 1
+        return [chosen]
 
-    Args:
-        stream: the content.
-        stored: the buffered `StoredBytes` below it; the same object where nothing is compressed.
-        name: the file's name for errors.
-        column: the column that holds the text; None: find it.
-        report: counts rows.
-    """
-    stored_bytes: StoredBytes = stored.raw
-    direct = stored_bytes.seekable_file() if stream is stored else None
+    row = 0
+    for batch in _batches(kind, stored, choose):
+        (chosen,) = batch.schema.names
+        for value in batch.column(0).to_pylist():
+            row += 1
+            text = _cell_text(value, name, f"row {row}", chosen, report)
+            if text is not None:
+                yield text
+
+
+def arrow_rows(kind: str, stored: io.BufferedReader) -> Iterator[Row]:
+    """Yield the rows of a parquet or Arrow file of `open_file`."""
+    rows = chain.from_iterable(batch.to_pylist() for batch in _batches(kind, stored, lambda schema: None))
+    return ((f"row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _batches(kind: str, stored: io.BufferedReader, choose: Choose) -> Iterator[pa.RecordBatch]:
+    return (_parquet_batches if kind == "parquet" else _arrow_batches)(stored, choose)
+
+
+def _parquet_batches(stored: io.BufferedReader, choose: Choose) -> Iterator[pa.RecordBatch]:
+    content, stored_bytes = decompressed(stored), cast(StoredBytes, stored.raw)
+    # The index is at the end: a file that can only be read in order is copied first.
+    direct = stored_bytes.seekable_file() if content is stored else None
     with direct or tempfile.TemporaryFile() as file:
         if not direct:
-            shutil.copyfileobj(stream, file, BLOCK_BYTES)
-            file.seek(0, io.SEEK_SET)
+            shutil.copyfileobj(content, file, BLOCK_BYTES)
+            file.seek(0)
         table = pq.ParquetFile(file, buffer_size=BLOCK_BYTES)  # page by page, not a whole row group
-        schema = table.schema_arrow
-        column = _choose_column(name, schema.names, [f.name for f in schema if _is_string(f.type)], column)
-        report.rules[f"rows (column {column})"] += 1
+        columns = choose(table.schema_arrow)
         row, num_rows = 0, table.metadata.num_rows
         size = sum(table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups))
         batch_rows = min(max(PARQUET_BYTES * num_rows // max(size, 1), 1), 1000)
-        for batch in table.iter_batches(batch_size=batch_rows, columns=[column]):
-            for value in batch.column(0).to_pylist():
-                row += 1
-                yield from _cell_text(value, f"{name}, row {row}", column, report)
+        for batch in table.iter_batches(batch_size=batch_rows, columns=columns):
+            yield batch
+            row += len(batch)
             stored_bytes.reach(row / num_rows)
 
 
-def arrow_documents(stream: Any, name: str, column: str | None, report: ReadReport) -> Iterator[str]:
-    """Yield the texts of an Arrow file, in the stream or the file format.
-
-    Args:
-        stream: the content; read in order, since a file is a stream with an index behind it.
-        name: the file's name for errors.
-        column: the column that holds the text; None: find it.
-        report: counts rows.
-    """
-    content = io.BufferedReader(stream)
+def _arrow_batches(stored: io.BufferedReader, choose: Choose) -> Iterator[pa.RecordBatch]:
+    """Read the stream format, or the file format: a stream with a mark before and an index after it."""
+    content = io.BufferedReader(decompressed(stored))
     if content.peek(len(ARROW_FILE))[: len(ARROW_FILE)] == ARROW_FILE:
         content.read(len(ARROW_FILE))
     batches = pa.ipc.open_stream(content)
-    schema = batches.schema
-    column = _choose_column(name, schema.names, [f.name for f in schema if _is_string(f.type)], column)
-    report.rules[f"rows (column {column})"] += 1
-    row = 0
+    columns = choose(batches.schema) or batches.schema.names
     for batch in batches:
         for start in range(0, len(batch), HEAD_ROWS):  # few at a time: a batch may be the whole file
-            for value in batch.column(column).slice(start, HEAD_ROWS).to_pylist():
-                row += 1
-                yield from _cell_text(value, f"{name}, row {row}", column, report)
+            yield batch.slice(start, HEAD_ROWS).select(columns)
 
 
 def _is_string(kind: pa.DataType) -> bool:

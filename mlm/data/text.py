@@ -1,11 +1,11 @@
-"""The documents of a whole configuration, streamed source by source, and the key of their contents."""
+"""The documents of a whole configuration, streamed source by source, and the digest of their content."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -20,8 +20,8 @@ from tqdm import tqdm
 from mlm.config.data import PYTHON_DOCS, CorpusConfig, SourceConfig
 from mlm.config.errors import InputError
 from mlm.data.cache import cache_folder, content_key, locked
-from mlm.data.formats import ReadReport
-from mlm.data.python_docs import python_docs_digest, read_package_docs
+from mlm.data.python_docs import file_documents, package_files, python_docs_digest
+from mlm.data.report import ReadReport
 from mlm.data.sources import DigestCache, file_states, read_documents, source_digest, source_size
 from mlm.files import replacing
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def python_docs_file(cache: Path, num_proc: int | None = None) -> Path:
-    """Return the Python documentation as a file of rows (text, package); it is written when it is not there.
+    """Return the Python documentation as a file of rows (text, package), written on first use.
 
     Args:
         cache: folder that keeps it.
@@ -39,14 +39,14 @@ def python_docs_file(cache: Path, num_proc: int | None = None) -> Path:
     with locked(path):
         if not path.exists():
             log.info("%s: reading the documentation of this Python installation into %s", PYTHON_DOCS, path)
-            with (
-                _bar("reading", unit=" files") as bar,
-                replacing(path) as temporary,
-                temporary.open("w", encoding="utf-8") as file,
-            ):
-                for package, document in read_package_docs(_absolute(bar), num_proc):
-                    row = {"text": document, "package": package}
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            packages = package_files()
+            files = file_documents(list(packages), num_proc)
+            with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+                for package, documents in _bar(
+                    "reading", zip(packages.values(), files, strict=True), unit=" files", total=len(packages)
+                ):
+                    rows = ({"text": document, "package": package} for document in documents)
+                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     return path
 
 
@@ -57,56 +57,55 @@ class Text:
         self.config = config
         self.cache = cache_folder(config.cache_dir)
         self.reports: list[ReadReport] = []
-        """What was read of each source, the newest time."""
+        """Counts of each source, of the last pass."""
         self.share_read: float | None = 0.0
-        """How much of the stored bytes is read; None where their number is unknown."""
+        """Share of the stored bytes read so far; None if their number is unknown."""
         digests = DigestCache(self.cache / "digests.json")
         self.sources = [self._materialise(source) for source in config.sources]
-        self._states = [file_states(source) for source in self.sources]
+        self._states = self._file_states()
         self.digest = content_key(
             [source_digest(source, source.document or config.document, digests) for source in self.sources],
             [config.max_documents, config.min_length, config.max_length, config.skip_bad_rows],
         )
 
     def _materialise(self, source: SourceConfig) -> SourceConfig:
-        """Write the Python documentation to a file once: it is read twice, and worth a look."""
+        """Write the Python documentation to a file once: it is read twice, and users look into it."""
         if source.path != PYTHON_DOCS:
             return source
         return replace(source, path=str(python_docs_file(self.cache, self.config.num_proc)))
 
     @property
     def name(self) -> str:
-        """What the text is called in errors: the paths of its sources."""
+        """The paths of the sources, for errors."""
         return ", ".join(source.path for source in self.config.sources)
 
     def check_unchanged(self) -> None:
-        """Check that the files are still those of the digest; asked before what was read is kept under it.
+        """Check that the files did not change since the digest was computed, before results are stored.
 
         Raises:
-            InputError: names the first file that changed, came or went.
+            InputError: names the first file that changed, appeared or vanished.
         """
-        for source, before in zip(self.sources, self._states, strict=True):
-            now = file_states(source)
-            for path in before | now:
-                if before.get(path) != now.get(path):
-                    raise InputError(f"{path}: changed while it was read; nothing of it is kept; run again")
+        before, now = self._states, self._file_states()
+        for path in before | now:
+            if before.get(path) != now.get(path):
+                raise InputError(f"{path}: changed while it was read; nothing of it is kept; run again")
+
+    def _file_states(self) -> dict[str, list[int]]:
+        return {name: state for source in self.sources for name, state in file_states(source).items()}
 
     def by_source(self, task: str) -> Iterator[Iterator[str]]:
-        """Yield the documents of each source in turn, under one progress bar in bytes."""
-        with self._reading(
-            task, sum(size or 0 for size in self.sizes) if all(self.sizes) else None
-        ) as advance:
+        """Yield the documents of each source in turn, with one progress bar in bytes."""
+        total = sum(size or 0 for size in self.sizes) if all(self.sizes) else None
+        with self._reading(task, total) as advance:
             for source in self.sources:
                 yield self._read(source, advance)
             self.share_read = 1.0
 
     def sample(self, max_bytes: int) -> Iterator[str]:
-        """Yield documents of all sources side by side, in proportion to their weights or sizes.
-
-        Who takes as much of it as wanted has seen every source.
+        """Yield documents of all sources interleaved, in proportion to their weights or sizes.
 
         Args:
-            max_bytes: how much that will be; for the progress bar.
+            max_bytes: how much the caller will take at most; for the progress bar.
         """
         if len(self.sources) == 1 or self.config.max_documents is not None:
             yield from chain.from_iterable(self.by_source("vocabulary"))
@@ -114,7 +113,7 @@ class Text:
         total = min(max_bytes, sum(size or max_bytes for size in self.sizes))
         with self._reading("vocabulary", total) as advance:
             readers = [self._read(source, lambda num_bytes: None) for source in self.sources]
-            turns = [(0.0, number) for number in range(len(readers))]  # a heap: who had least is next
+            turns = [(0.0, number) for number in range(len(readers))]  # a heap: the least read source is next
             while turns:
                 taken, number = heappop(turns)
                 document = next(readers[number], None)
@@ -126,12 +125,12 @@ class Text:
 
     @cached_property
     def sizes(self) -> list[int | None]:
-        """The stored bytes of each source; None where that is unknown."""
+        """The stored bytes of each source; None if unknown."""
         return [source_size(source) for source in self.sources]
 
     @contextmanager
     def _reading(self, task: str, total: int | None) -> Iterator[Callable[[int], None]]:
-        """Begin to read: fresh reports, and a progress bar, which the function that is yielded moves."""
+        """Start a pass: new reports, and a progress bar; yield the function that advances it."""
         self.reports = []
         with _bar(task, unit="B", unit_scale=True, total=total) as bar:
 
@@ -153,14 +152,6 @@ class Text:
         yield from islice(read_documents(source, rule, report, advance, bounds), left)
 
 
-def _bar(task: str, **options: Any) -> tqdm:
-    often = 0.3 if sys.stderr.isatty() else 10.0  # a log file need not hold every move
-    return tqdm(desc=task, leave=False, mininterval=often, dynamic_ncols=True, **options)
-
-
-def _absolute(bar: tqdm) -> Callable[[int, int], None]:
-    def update(done: int, total: int) -> None:
-        bar.total = total
-        bar.update(done - bar.n)
-
-    return update
+def _bar(task: str, items: Iterable[Any] | None = None, **options: Any) -> tqdm:
+    often = 0.3 if sys.stderr.isatty() else 10.0  # a log file needs few lines
+    return tqdm(items, desc=task, leave=False, mininterval=often, dynamic_ncols=True, **options)

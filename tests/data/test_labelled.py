@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -70,6 +71,43 @@ def test_every_format_gives_the_same(name, tmp_path):
     assert found.train.texts == found.validation.texts == list(texts)
     assert found.train.labels.tolist() == [1, 2, 1, 0]
     assert found.name == "a"
+
+
+def test_saved_data_set_is_a_table_with_the_names_of_its_classes(tmp_path):
+    features = datasets.Features(
+        text=datasets.Value("string"),
+        label=datasets.ClassLabel(names=["calm", "busy"]),
+        n=datasets.Value("int8"),
+    )
+    rows = {
+        "text": ["quiet lane", "market day", "no label", None],
+        "label": [0, 1, -1, None],
+        "n": [1, 0, 1, 0],
+    }
+    data = datasets.Dataset.from_dict(rows, features=features)
+    data.save_to_disk(tmp_path / "a", num_shards=2)
+    datasets.DatasetDict(train=data.select([0, 1]), test=data).save_to_disk(tmp_path / "splits")
+    table = read_table(str(tmp_path / "a"))
+    assert [row["label"] for _, row in table.rows] == ["calm", "busy", -1, None]
+    assert table.rows[1] == ("row 2", {"text": "market day", "label": "busy", "n": 0})
+    path = str(tmp_path / "splits")
+    found = task(path, validation=path)
+    assert (found.labels, found.train.labels.tolist(), found.name) == (("busy", "calm"), [1, 0], "splits")
+    assert read_texts(path, "text") == ["quiet lane", "market day"]
+    assert "a, row 4: text is missing" in refusal(str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_table_may_be_a_url_or_an_arrow_file(tmp_path, suffix):
+    table = pa.table({"text": [text for text, _ in ROWS], "label": [label for _, label in ROWS]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    data = sink.getvalue().to_pybytes()
+    path = tmp_path / f"a.arrow{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix else data)
+    expected = [(f"row {number}", row) for number, row in enumerate(table.to_pylist(), 1)]
+    assert read_table(str(path)).rows == read_table(f"file://{path}").rows == expected
 
 
 def test_text_is_text(write):
@@ -150,7 +188,7 @@ def test_label_of_validation_only_is_refused_with_its_row(write):
 
 def test_minus_1_is_no_label(write):
     train = write("train.csv", "text,label\na,1\nb,0\nc,-1\n")
-    assert "train.csv, row 3 (line 4): label is -1, which stands for 'no label'" in refusal(train)
+    assert "train.csv, row 3 (line 4): label is -1, which means 'no label'" in refusal(train)
     good = write("good.csv", "text,label\na,1\nb,0\nc,1\n")
     assert "train.csv, row 3 (line 4): label is -1" in refusal(good, validation=train)
 
@@ -198,7 +236,7 @@ def test_numbers_are_read_from_any_spelling(write):
         (
             "a.jsonl",
             r'{"text": "a", "label": "a\nb"}',
-            r"is one line of text, which '\n' is no part of; replace",
+            r"is one line of text and cannot contain '\n'; replace",
         ),
         ("a.jsonl", r'{"text": "a", "label": "a\u0000b"}', r"label is 'a\x00b': a label is one line of text"),
         ("a.csv", 'text,label\na,"x\ny"\n', r"a.csv, row 1 (line 3): label is 'x\ny': a label is one line"),
@@ -210,8 +248,8 @@ def test_numbers_are_read_from_any_spelling(write):
         ("a.jsonl", '{"text": "a"', "a.jsonl, line 1, column 13: not valid JSON"),
         ("a.csv", b"text,label\n\xff,1\n", "a.csv, line 2, byte 11: 0xff is not valid utf-8"),
         ("a.parquet", b"PAR1 no", "a.parquet: cannot be read:"),
-        ("a.txt", "text", "a.txt: is no file of rows; csv, tsv, jsonl, json and parquet are"),
-        ("a.xlsx", "text", "a.xlsx: is no file of rows"),
+        ("a.txt", "text", "a.txt: is not a file of rows; csv, tsv, jsonl, json, parquet and arrow are"),
+        ("a.xlsx", "text", "a.xlsx: is not a file of rows"),
         (
             "a.csv",
             "text,label\na,1\nb,0\n",
@@ -227,7 +265,7 @@ def test_mistakes_are_one_line(write, name, text, message):
     ("labels", "label_type", "message"),
     [
         ([b"a", b"b"], "classification", "a.parquet, row 1: label is b'a', bytes and not text; store"),
-        ([b"1", b"2"], "regression", "a.parquet, row 1: label is .*, which is no number"),
+        ([b"1", b"2"], "regression", "a.parquet, row 1: label is .*, which is not a finite number"),
         ([1.0, float("nan")], "classification", "a.parquet, row 2: label is missing"),
         ([1.0, float("nan")], "regression", "a.parquet, row 2: label is missing; regression needs"),
         ([1.0, float("nan")], "multilabel", "a.parquet, row 2: label is missing; leave it empty"),
@@ -350,7 +388,7 @@ def test_of_several_labels_every_one_keeps_an_example(write):
     ("text", "message"),
     [
         ('{"text": "a", "label": null}', r"row 1 \(line 1\): label is missing; leave it empty, or write"),
-        ('{"text": "a", "label": ["x", "-1"]}', "row 1 .*: label is -1, which stands for 'no label'"),
+        ('{"text": "a", "label": ["x", "-1"]}', "row 1 .*: label is -1, which means 'no label'"),
         ('{"text": "a", "label": ["x|y"]}', r"label x\|y has \| in it, which separates labels"),
         ('{"text": "a", "label": [["x"]]}', "row 1 .*: label is .* not one name"),
         ('{"text": "a", "label": ["x", " "]}', "row 1 .*: label is missing"),

@@ -13,6 +13,7 @@ import sysconfig
 import tomllib
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -21,10 +22,10 @@ from packaging.utils import canonicalize_name
 from mlm.data import python_docs
 from mlm.data.python_docs import (
     extract_prose,
+    file_documents,
+    package_files,
     python_docs_digest,
     python_files,
-    read_files,
-    read_package_docs,
     read_python_docs,
 )
 
@@ -159,6 +160,10 @@ def test_list_items_become_paragraphs() -> None:
     ]
 
 
+def read_files(files: list[Path], *arguments: Any, **options: Any) -> list[str]:
+    return list(itertools.chain.from_iterable(file_documents(files, *arguments, **options)))
+
+
 def sentence(number: int, words: int = 12) -> str:
     return f"This is the sentence with the number {number} and " + "the word " * (words // 2) + "of the file."
 
@@ -178,13 +183,10 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_package_is_read_in_order_with_any_number_of_processes_and_not_imported(package: Path) -> None:
-    calls: list[tuple[int, int]] = []
-    serial = list(
-        read_files(python_files(package), lambda done, total: calls.append((done, total)), processes=1)
-    )
+    serial = read_files(python_files(package), processes=1)
     assert [int(re.findall(r"\d+", document)[0]) for document in serial] == [100, *range(40)]
-    assert calls == [(done, 41) for done in range(1, 42)]
-    assert list(read_files(python_files(package), processes=2)) == serial
+    assert [len(documents) for documents in file_documents(python_files(package), processes=1)] == [1] * 41
+    assert read_files(python_files(package), processes=2) == serial
     assert "fake_package" not in sys.modules
 
 
@@ -194,9 +196,10 @@ def test_documents_are_complete_when_the_calling_script_has_no_main_guard(
     """Worker processes then cannot start; the hash seed and the locale differ from ours as well."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys\nfrom pathlib import Path\nfrom mlm.data.python_docs import python_files, read_files\n"
-        "documents = list(read_files(python_files(Path(sys.argv[1])), processes=2))\n"
-        "print('\\n\\n'.join(documents))\n"
+        "import sys\nfrom pathlib import Path\n"
+        "from mlm.data.python_docs import file_documents, python_files\n"
+        "documents = file_documents(python_files(Path(sys.argv[1])), processes=2)\n"
+        "print('\\n\\n'.join(text for part in documents for text in part))\n"
         "assert not {'torch', 'numpy', 'datasets'} & set(sys.modules)\n"
     )
     environment = {
@@ -221,7 +224,7 @@ def test_docstrings_of_all_kinds_are_found_in_source_order(tmp_path: Path) -> No
         f'add_docstr(g, r"""g(x)\n\n{sentence(4)}""" + """\n\n{sentence(5)}""")\n'
         f'text = """{sentence(6)}"""\n'
     )
-    documents = list(read_files([file], processes=1))
+    documents = read_files([file], processes=1)
     assert "\n".join(documents).split("\n") == [sentence(number) for number in range(6)]
 
 
@@ -252,7 +255,7 @@ def test_bad_files_are_skipped_and_counted_and_nothing_is_warned(
         (tmp_path / name).write_bytes(source)
     with warnings.catch_warnings(), caplog.at_level(logging.INFO):
         warnings.simplefilter("error")
-        documents = list(read_files([*python_files(tmp_path), tmp_path / "gone.py"], processes=1))
+        documents = read_files([*python_files(tmp_path), tmp_path / "gone.py"], processes=1)
     assert documents == [sentence(4), f"{sentence(5)} A café is a place to be in."]
     assert "4 of 6 files could not be parsed" in caplog.text
 
@@ -272,14 +275,13 @@ def test_installation_is_read_topics_first_and_missing_packages_are_skipped(
     monkeypatch.setattr(
         python_docs,
         "PACKAGES",
-        (("no_package_of_this_name", "none"), ("only_a_folder", "none"), ("fake_package", "none")),
+        ("no_package_of_this_name", "only_a_folder", "fake_package"),
     )
     monkeypatch.syspath_prepend(tmp_path)
     documents = list(read_python_docs(processes=1))
     assert documents[:2] == [f"{sentence(200)}\n{sentence(201)}", sentence(306)]
-    assert documents[2:] == list(read_files(python_files(package), processes=1))
-    packages = [package for package, _ in read_package_docs(processes=1)]
-    assert packages == ["python"] * 2 + ["fake_package"] * (len(documents) - 2)
+    assert documents[2:] == read_files(python_files(package), processes=1)
+    assert list(package_files().values()) == ["python"] * 2 + ["fake_package"] * 41
 
 
 def test_first_documents_of_this_installation_are_prose_about_python() -> None:
@@ -293,9 +295,7 @@ def test_digest_is_stable_and_follows_the_versions(monkeypatch: pytest.MonkeyPat
     digest = python_docs_digest()
     assert re.fullmatch("[0-9a-f]{64}", digest)
     assert python_docs_digest() == digest
-    monkeypatch.setattr(
-        python_docs, "PACKAGES", (*python_docs.PACKAGES[1:], ("x", "no-package-of-this-name"))
-    )
+    monkeypatch.setattr(python_docs, "PACKAGES", (*python_docs.PACKAGES[1:], "no-package-of-this-name"))
     assert python_docs_digest() != digest
 
 
@@ -324,7 +324,7 @@ def test_no_listed_package_comes_with_the_test_extra_only() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     run_time = installed_closure(project["dependencies"])
     test_only = installed_closure(project["optional-dependencies"]["test"]) - run_time
-    listed = {canonicalize_name(distribution) for _, distribution in python_docs.PACKAGES}
+    listed = {canonicalize_name(python_docs.DISTRIBUTIONS.get(name, name)) for name in python_docs.PACKAGES}
     assert {"torch", "numpy", "pandas"} <= listed & run_time
     assert {"pytest", "transformers", "scikit-learn"} <= test_only
     assert not listed & test_only

@@ -27,9 +27,9 @@ import pytest
 from mlm.config.data import SourceConfig
 from mlm.config.errors import InputError
 from mlm.data import sources
+from mlm.data.report import ReadReport
 from mlm.data.sources import (
     DigestCache,
-    ReadReport,
     read_documents,
     source_digest,
     source_files,
@@ -133,7 +133,7 @@ def test_folder_is_read_sorted_without_hidden_and_foreign_files(tmp_path: Path) 
         write(tmp_path / name, name)
     for name in (".hidden.txt", ".git/x.txt", "picture.png", "LICENSE"):
         write(tmp_path / name, "no")
-    assert [path.name for path in source_files(SourceConfig(str(tmp_path)))] == [
+    assert [Path(name).name for name in source_files(SourceConfig(str(tmp_path)))] == [
         "a.txt.gz",
         "z.md",
         "b.txt",
@@ -365,20 +365,25 @@ def free_port() -> int:
 
 def test_bad_urls_are_errors(server: str) -> None:
     for url, message in {
-        f"{server}/missing.txt": "cannot be opened",
-        f"http://127.0.0.1:{free_port()}/a.txt": "cannot be opened",
+        f"{server}/missing.txt": "cannot be read: 404",
+        f"http://127.0.0.1:{free_port()}/a.txt": "cannot be read: ",
         f"{server}/a.pdf": r"unknown format \.pdf",
-        "gopher://x/a.txt": "cannot be opened: .*gopher",
+        "gopher://x/a.txt": "cannot be read: .*gopher",
     }.items():
         with pytest.raises(InputError, match=message):
             read(url)
-    with pytest.raises(InputError, match="cannot be reached"):
+    with pytest.raises(InputError, match="cannot be read: 404"):
         source_size(SourceConfig(f"{server}/missing.txt"))
 
 
 def test_hub_names_are_checked() -> None:
-    with pytest.raises(InputError, match=r"hub:: is not of the form hub:OWNER/NAME"):
+    with pytest.raises(InputError, match=r"hub: is not of the form hub:OWNER/NAME"):
         read("hub:")
+    for bad in ("hub:a/b@c@d", "hub:a/b@c@d:train", "hub:a/b/c"):
+        with pytest.raises(InputError, match="is not of the form hub:OWNER/NAME"):
+            read(bad)
+        with pytest.raises(InputError, match="is not of the form hub:OWNER/NAME"):
+            source_digest(SourceConfig(bad), "auto", DigestCache(Path("none")))
     assert source_size(SourceConfig("hub:a/b")) is None
 
 
@@ -388,10 +393,13 @@ def run_with_hub(address: str, home: Path, *paths: str) -> tuple[list[str], floa
 import json, sys
 from mlm.config.data import SourceConfig
 from mlm.config.errors import InputError
+from mlm.data.labelled import read_table
 from mlm.data.sources import read_documents
 for path in sys.argv[1:]:
+    name = path.removeprefix("table=")
     try:
-        print(json.dumps(list(read_documents(SourceConfig(path), "auto"))))
+        documents = read_table(name).rows if name != path else read_documents(SourceConfig(name), "auto")
+        print(json.dumps(list(documents)))
     except InputError as error:
         print(error)
 """
@@ -459,13 +467,17 @@ def test_hub_data_set_is_streamed(tmp_path: Path) -> None:
         pa.table({"n": [1, 2, 3], "body": ["quiet harbour", None, "old wall"]}), tmp_path / "t.parquet"
     )
     Hub.table = (tmp_path / "t.parquet").read_bytes()
-    paths = ["hub:me/toy", "hub:me/toy@default:train", "hub:me/toy:valid", "hub:me/none"]
+    paths = ["hub:me/toy", "hub:me/toy@default:train", "hub:me/toy:valid", "hub:me/none", "table=hub:me/toy"]
     with serving(Hub) as address:
         lines, _ = run_with_hub(address, tmp_path, *paths)
     assert [json.loads(line) for line in lines[:2]] == [["quiet harbour", "old wall"]] * 2
     assert lines[2].startswith("hub:me/toy:valid: cannot be read: ")
     assert lines[3].startswith("hub:me/none: the hub cannot be reached or has no me/none: ")
-    assert len(lines) == 4
+    assert json.loads(lines[4])[1:] == [
+        ["row 2", {"n": 2, "body": None}],
+        ["row 3", {"n": 3, "body": "old wall"}],
+    ]
+    assert len(lines) == 5
 
 
 def test_hub_revision_seen_last_is_used_without_a_network(
@@ -572,7 +584,7 @@ def test_split_train_of_a_saved_data_set_is_read(tmp_path: Path) -> None:
     assert read(tmp_path / "a" / "test") == ["test"]
     del splits["train"]
     datasets.DatasetDict(splits).save_to_disk(tmp_path / "b")
-    with pytest.raises(InputError, match=r"b: holds the splits test, other; name one: .*b/test"):
+    with pytest.raises(InputError, match=r"b: has the splits test, other; name one: .*b/test"):
         read(tmp_path / "b")
 
 

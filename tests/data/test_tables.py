@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from mlm.config.errors import InputError
-from mlm.data.formats import ReadReport, StoredBytes
-from mlm.data.tables import csv_rows, json_rows, parquet_documents, row_documents
+from mlm.data import tables
+from mlm.data.formats import StoredBytes
+from mlm.data.json_array import array_items
+from mlm.data.report import ReadReport
+from mlm.data.tables import arrow_documents, csv_rows, json_rows, row_documents
 
 ODD_TEXTS = ['He said "go", then\nleft', "a,b", "NA", "null", "None", "nan", "tab\there", "naïve 灯", "7"]
 
@@ -34,7 +38,7 @@ def read_parquet(table: pa.Table, column: str | None = None, report: ReadReport 
     file = io.BytesIO()
     pq.write_table(table, file)
     stored = io.BufferedReader(StoredBytes(io.BytesIO(file.getvalue()), lambda size: None))
-    return list(parquet_documents(stored, stored, "a", column, report or ReadReport("a")))
+    return list(arrow_documents("parquet", stored, "a", column, report or ReadReport("a")))
 
 
 @pytest.mark.parametrize("dialect", [{}, {"quoting": csv.QUOTE_ALL}, {"delimiter": ";"}])
@@ -134,6 +138,61 @@ def test_bad_json_is_located(text: str, place: str) -> None:
         read_json(text)
 
 
+def test_json_array_is_decoded_item_by_item() -> None:
+    item = json.dumps({"text": "harbour " * 1000})
+    blocks_read = 0
+
+    def blocks() -> Iterator[str]:
+        nonlocal blocks_read
+        yield "["
+        for _ in range(5000):
+            blocks_read += 1
+            yield item + ",\n"
+        yield item + "]"
+
+    tracemalloc.start()
+    rows = json_rows(blocks(), "a", True, ReadReport("a"))
+    next(rows)
+    assert blocks_read < 4
+    assert sum(1 for _ in rows) == 5000
+    assert tracemalloc.get_traced_memory()[1] < 50 * len(item)
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "broken", ['{"text": tru}', '{"text" "a"}', '{"a": 1 2}', '{"text": "a\\q"}', "7 8", "{]"]
+)
+def test_invalid_json_in_an_array_is_found_without_reading_on(broken: str) -> None:
+    def blocks() -> Iterator[str]:
+        yield "[" + broken + ', {"text": "the rest of the block"}, '
+        raise AssertionError("read too far")
+
+    with pytest.raises(
+        InputError, match=r"a, line 1, column \d+: not valid JSON|a, item 1: 7 is not a JSON object"
+    ):
+        list(json_rows(blocks(), "a", True, ReadReport("a")))
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+def test_json_arrays_are_read_as_python_reads_them(size: int) -> None:
+    items = [1.5e-7, -12, 'a]\\"b', "\ud83d 灯\n", [], [[{}, None]], {"a": [True, {"b": "}"}]}, float("inf")]
+    texts = [json.dumps(items[:number], indent=indent) for number in range(9) for indent in (None, 2)]
+    texts += [text[:cut] for text in texts[-2:] for cut in range(1, len(text))]
+    texts += [f"{text} {end}" for text in texts[:6] for end in ("]", ",", "x", '"')]
+    for text in texts:
+        found: Any
+        try:
+            expected = repr(json.loads(text))
+        except json.JSONDecodeError as error:
+            expected = f"a, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}"
+        try:
+            blocks = (text[begin : begin + size] for begin in range(0, len(text), size))
+            found = repr(list(array_items(blocks, "a")))
+        except InputError as error:
+            found = str(error)
+        assert found == expected
+
+
 def test_bad_json_array_is_located() -> None:
     with pytest.raises(InputError, match="a, line 2, column 10: not valid JSON"):
         read_json('[{"text": "a"},\n{"text": }]', array=True)
@@ -174,6 +233,45 @@ def test_open_quote_costs_one_row() -> None:
     assert report.first_bad_row.startswith(
         "a, line 4: ',' expected after '\"' in the row that begins in line 3"
     )
+
+
+def test_memory_of_an_open_quote_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MAX_QUOTED", 1000)
+    lines_read = 0
+
+    def blocks() -> Iterator[str]:
+        nonlocal lines_read
+        yield 'text,n\n"open,1\n'
+        for _ in range(100_000):
+            lines_read += 1
+            yield "a row,2\n"
+
+    with pytest.raises(
+        InputError, match=r"a, line \d+: a quoted cell does not end within 1,00\d characters in the row"
+    ):
+        list(csv_rows(blocks(), "a", False))
+    assert lines_read < 200
+    rows = csv_rows(blocks(), "a", False, ReadReport("a", skip_bad_rows=True))
+    assert [next(rows)[0] for _ in range(300)] == [f"line {number}" for number in range(3, 303)]
+    assert lines_read < 600
+    assert read_csv('text\n"' + "one line " * 1000 + '"\n') == ["one line " * 1000]
+
+
+def test_open_quote_in_every_row_is_read_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row closes the quote of the row before and opens another: only the end shows the mistake."""
+    calls = 0
+
+    class CountedLines(tables._RowLines):
+        def __next__(self) -> str:
+            nonlocal calls
+            calls += 1
+            return super().__next__()
+
+    monkeypatch.setattr(tables, "_RowLines", CountedLines)
+    text = "text,n\n" + 'aa","a,\na",,"\n' * 2000
+    report = ReadReport("a", skip_bad_rows=True)
+    assert len(list(csv_rows(iter([text]), "a", False, report))) + report.bad_rows >= 2000
+    assert calls < 4001 * (tables.RETRIED_LINES + 3)
 
 
 def test_blank_lines_before_the_header_are_passed_over() -> None:
@@ -228,10 +326,10 @@ def test_columns_of_one_name_are_told_apart() -> None:
 @pytest.mark.parametrize("indent", [1, 4])
 def test_objects_over_several_lines_are_explained(value: Any, indent: int) -> None:
     text = json.dumps(value, indent=indent)
-    with pytest.raises(InputError, match=r"a, line 1: a JSON value that goes on over several lines; .*jq -c"):
+    with pytest.raises(InputError, match=r"a, line 1: a JSON value over several lines; .*jq -c"):
         read_json(text)
     if isinstance(value, list):
         assert read_json(text, array=True) == ["a b"]
     else:
-        with pytest.raises(InputError, match="goes on over several lines"):
+        with pytest.raises(InputError, match="JSON value over several lines"):
             read_json(text + "\n" + text, array=True)

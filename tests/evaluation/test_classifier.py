@@ -108,7 +108,7 @@ def test_model_without_names_takes_its_ids_and_says_so(build, run, documents, ca
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (["neutral", -1], r"in.jsonl, row 2 \(line 2\): label is -1, which stands for 'no label'"),
+        (["neutral", -1], r"in.jsonl, row 2 \(line 2\): label is -1, which means 'no label'"),
         (["neutral", None], r"in.jsonl, row 2 \(line 2\): label is missing"),
         ([1, "neutral"], r"row 1 \(line 1\): label 1 is not among the labels of the model: contradiction, "),
     ],
