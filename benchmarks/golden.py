@@ -7,8 +7,8 @@ weights, and the answer and exit code of some sixty bad command lines. After the
 fine-tuned figures are); `--texts-may-differ` also accepts another wording of a refusal, but not another exit
 code or a second line. Everything goes through commands and the files they leave, except `counted_draws`,
 which calls two classes. The last bits of losses depend on the machine and its libraries: record both sides on
-the same one. `--checkout FOLDER` runs the code of another checkout. It takes 2.5 minutes of processor time, two
-commands at a time.
+the same one. `--checkout FOLDER` runs the code of another checkout. It takes 2.5 minutes of processor time,
+two commands at a time.
 """
 
 from __future__ import annotations
