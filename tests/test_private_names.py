@@ -92,25 +92,32 @@ def texts_looked_up(node: ast.Call) -> list[str]:
     return [part for text in texts if isinstance(text, str) for part in text.split(".")]
 
 
+def is_ours(node: ast.Attribute, ours: set[str], here: set[str], foreign: set[str]) -> bool:
+    """Tell whether an attribute is the project's: any name for self, for another object those of its file."""
+    through_super = isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "super"
+    if is_own(node.value) or through_super:
+        return node.attr in ours
+    return node.attr in here and root_of(node.value) not in foreign
+
+
 def offences(text: str, ours: set[str]) -> list[tuple[int, str]]:
     """Return line and name of each private name of another package.
 
     Args:
-        text: source code.
+        text: source code of a file.
         ours: the private names that any file of the project defines.
     """
     tree = ast.parse(text)
-    foreign, found = foreign_names(tree), []
+    here, foreign, found = definitions_of(tree), foreign_names(tree), []
     for node in ast.walk(tree):
+        names: list[str] = []
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found += [(node.lineno, name) for name in imported(node) if is_private(name)]
+            names = imported(node)
         elif isinstance(node, ast.Call):
-            names = [name for name in texts_looked_up(node) if is_private(name) and name not in ours]
-            found += [(node.lineno, name) for name in names]
-        elif isinstance(node, ast.Attribute) and is_private(node.attr):
-            # What is reached through a foreign module is foreign; any other object is judged by the name.
-            is_ours = node.attr in ours and root_of(node.value) not in foreign
-            found += [] if is_ours else [(node.lineno, node.attr)]
+            names = [name for name in texts_looked_up(node) if name not in here]
+        elif isinstance(node, ast.Attribute) and not is_ours(node, ours, here, foreign):
+            names = [node.attr]
+        found += [(node.lineno, name) for name in names if is_private(name)]
     return sorted(set(found))
 
 
@@ -187,6 +194,8 @@ def test_no_private_name_of_a_base_class_is_taken():
         ("from importlib import import_module\nimport_module('torch._inductor')", "_inductor"),
         ("class A(B):\n    def f(self):\n        return super()._format()", "_format"),
         ("class A(B):\n    def f(self):\n        return self._inherited", "_inherited"),
+        ("def f(trainer):\n    return trainer._mine", "_mine"),
+        ("import torch\ntorch._near = _near = 1", "_near"),
     ],
 )
 def test_what_is_found(code, name):
@@ -200,7 +209,7 @@ def test_what_is_found(code, name):
         "def f(batch):\n    return batch._replace(rate=1), batch._asdict()",
         "class A:\n    def f(self):\n        return self._mine",
         "from mlm.data import _mine",
-        "def f(other):\n    return other._mine",
+        "_near = 1\ndef f(other):\n    return other._near, getattr(other, '_near')",
         "from __future__ import annotations\nimport sys\nsys.modules[__name__].__file__",
         "for _ in ():\n    pass",
     ],
