@@ -13,6 +13,7 @@ import torch
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 sys.path.append(str(FOLDER))
 
+import golden  # noqa: E402
 import gpu  # noqa: E402
 import profile_step  # noqa: E402
 import throughput  # noqa: E402
@@ -118,3 +119,45 @@ def test_operations_find_their_group(name, shapes, group):
     sizes = {"vocabulary": 8192, "masked": 640, "heads": 128, "sequence": 128}
     assert profile_step.group_of(name, shapes, False, sizes) == group
     assert profile_step.group_of(name, shapes, True, sizes) == "optimizer"
+
+
+def test_golden_tells_broken_promises_from_what_may_differ():
+    refused = {"exit": 2, "lines": 1, "text": "train.py: error: a"}
+    before = {
+        "losses": ["1.5", "1.25"],
+        "tuned": {"may_differ": True, "value": [0.5, 0.25]},
+        "refusal.train.py x": refused,
+        "gone": 1,
+    }
+    assert golden.compare(before, before) == ([], [])
+    after = {
+        "losses": ["1.5", "1.26"],
+        "tuned": {"may_differ": True, "value": [0.5, 0.24]},
+        "refusal.train.py x": {**refused, "text": "train.py: error: b"},
+        "new": 1,
+    }
+    broken, accepted = golden.compare(before, after)
+    assert [line.split("\n")[0] for line in broken] == [
+        "gone",
+        "losses[1]",
+        "new",
+        "refusal.train.py x[text]",
+    ]
+    assert [line.split("\n")[0] for line in accepted] == ["tuned[value][1]"]
+    broken, accepted = golden.compare(before, after, texts_may_differ=True)
+    assert [line.split("\n")[0] for line in broken] == ["gone", "losses[1]", "new"]
+    after["refusal.train.py x"]["exit"] = 1
+    broken, _ = golden.compare(before, after, texts_may_differ=True)
+    assert "refusal.train.py x[exit]\n  before: 2\n  after:  1" in broken
+
+
+def test_golden_knows_tensors_by_their_values_alone(tmp_path):
+    from safetensors.torch import save_file
+
+    tensors = {"b": torch.arange(4.0), "a": torch.ones(2, 3)}
+    save_file(tensors, tmp_path / "one.safetensors")
+    save_file(dict(reversed(tensors.items())), tmp_path / "two.safetensors", metadata={"format": "pt"})
+    first = golden.tensors_digest(tmp_path / "one.safetensors")
+    assert golden.tensors_digest(tmp_path / "two.safetensors") == first
+    save_file({**tensors, "a": torch.zeros(2, 3)}, tmp_path / "two.safetensors")
+    assert golden.tensors_digest(tmp_path / "two.safetensors") != first

@@ -27,6 +27,24 @@ LAYERS = {
 }
 """A module imports from its own package and from lower layers, never from a neighbour or from above."""
 FILES = sorted((ROOT / "mlm").rglob("*.py"))
+MAX_FILE_LINES = 400
+"""A file is read in one sitting."""
+MAX_LINES = 12_500
+"""Of all files, so that one person can know the project. What adds a capability raises it by its own size and
+says so in CHANGELOG.md; any other growth is paid for by deleting."""
+ENGINE = (
+    *("pretraining.py", "callbacks.py", "checkpoint.py", "datamodule.py", "trainer.py"),
+    *("stopping.py", "processes.py", "sharding.py", "memory.py"),
+)
+"""Files of mlm/training that take the steps of a run, stop it and go on with it."""
+CORE = (
+    *("counter.py", "masking.py", "model", "optim"),
+    *("data/packing.py", "data/sampler.py", "data/collate.py"),
+    *(f"training/{name}" for name in ENGINE),
+)
+"""What decides a result, below mlm/."""
+MAX_CORE_LINES = 4_200
+"""It can be read in an afternoon."""
 
 
 def module_of(path: Path) -> str:
@@ -81,9 +99,24 @@ def test_only_training_knows_lightning_and_wandb(path):
     assert "transformers" not in used or path.name == "parity.py"
 
 
+def num_lines(*paths: Path) -> int:
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_no_file_grows_beyond_reading(path):
-    assert len(path.read_text().splitlines()) <= 420
+    assert num_lines(path) <= MAX_FILE_LINES
+
+
+def test_the_core_stays_small():
+    places = [ROOT / "mlm" / place for place in CORE]
+    assert [str(place) for place in places if not place.exists()] == []
+    core = {path for place in places for path in FILES if place in (path, *path.parents)}
+    assert num_lines(*core) <= MAX_CORE_LINES
+
+
+def test_the_whole_stays_light():
+    assert num_lines(*FILES) <= MAX_LINES
 
 
 def test_the_command_line_loads_without_torch():
