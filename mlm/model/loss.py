@@ -83,20 +83,3 @@ def mean_loss(
     if labels.is_floating_point():
         return F.mse_loss(logits[:, 0].float(), labels)
     return F.cross_entropy(logits.float(), labels, weights, label_smoothing=smoothing)
-
-
-def summed_label_loss(logits, labels, weights=None, label_smoothing=0.0):
-    if labels.ndim == 2:
-        total = F.binary_cross_entropy_with_logits(
-            logits.float(), labels, pos_weight=weights, reduction="sum"
-        )
-        return total, torch.tensor(float(labels.numel()), device=logits.device)
-    if labels.is_floating_point():
-        return F.mse_loss(logits[:, 0].float(), labels, reduction="sum"), torch.tensor(
-            float(len(labels)), device=logits.device
-        )
-    total = F.cross_entropy(logits.float(), labels, weights, label_smoothing=label_smoothing, reduction="sum")
-    divisor = (
-        torch.tensor(float(len(labels)), device=logits.device) if weights is None else weights[labels].sum()
-    )
-    return total, divisor
