@@ -77,7 +77,7 @@ def finish_run(
         model,
         corpus.tokenizer,
         model_max_length=(config.init and longest_row(config.init, model.config)) or config.data.seq_len,
-        card=model_card(str(folder / "model"), model.config, facts, architecture_of(model.config)),
+        card=model_card(str(config.name), model.config, facts, architecture_of(model.config)),
         rows=first_documents(corpus.validation),
         start=config.init,
     )
