@@ -7,7 +7,9 @@ see half a file, and a killed process leaves only a name with a leading dot.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import glob
 import json
 import math
 import os
@@ -27,7 +29,8 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCE
 def replacing(path: Path, place: str = CACHE_PLACE) -> Iterator[Path]:
     """Yield a temporary path that is renamed to `path` on success and removed on failure.
 
-    The temporary path may become a file or a folder. If `path` is a link, its target is replaced.
+    The temporary path may become a file or a folder; a folder replaces an existing one whole. If `path` is a
+    link, its target is replaced. After a killed process, `recover` restores `path` and removes leftovers.
 
     Raises:
         DiskError: the disk refuses the file; see `disk_errors`.
@@ -38,10 +41,48 @@ def replacing(path: Path, place: str = CACHE_PLACE) -> Iterator[Path]:
         with disk_errors(path, place):
             yield temporary
             _sync(temporary)
-            temporary.rename(path)
+            _move(temporary, path)
     except BaseException:
         remove(temporary)
         raise
+
+
+def _move(source: Path, path: Path) -> None:
+    """Rename `source` to `path`; if both are folders, swap them in one step and remove the old one.
+
+    Where the system cannot swap names, the old folder is `SOURCE.old` for a moment, and `path` is missing.
+    """
+    if not (source.is_dir() and path.is_dir()):
+        source.rename(path)
+        return
+    if not _swap(source, path):
+        old = source.with_name(f"{source.name}.old")
+        path.rename(old)
+        source.rename(path)
+        old.rename(source)  # so that a name in .old is always a complete folder
+    remove(source)
+
+
+def _swap(first: Path, second: Path) -> bool:
+    """Swap two names in one step, by Linux's renameat2; return False where there is no such call."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return renameat2(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
+
+
+def recover(path: Path) -> None:
+    """Undo what processes killed inside `replacing(path)` left: restore `path` if missing, remove the rest.
+
+    Only where no other process writes `path` at the same time.
+    """
+    path = Path(os.path.realpath(path))
+    for left in sorted(path.parent.glob(f".{glob.escape(path.name)}.[0-9]*")):
+        if left.suffix == ".old" and not path.exists():
+            left.rename(path)
+        else:
+            remove(left)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -25,9 +25,10 @@ RUN_NAME = "MLM_RUN_NAME"
 
 
 def is_hub_name(name: str) -> bool:
-    """Tell whether OWNER/NAME means a model of the Hugging Face hub: nothing here begins like it."""
+    """Return whether OWNER/NAME or OWNER/NAME@REVISION names a model of the hub: no OWNER exists here."""
     part = r"[A-Za-z0-9][\w.-]*"
-    return re.fullmatch(f"{part}/{part}", name) is not None and not Path(name).parent.exists()
+    is_name = re.fullmatch(rf"{part}/{part}(@[\w./-]+)?", name) is not None
+    return is_name and not Path(name.partition("/")[0]).exists()
 
 
 def check_model_folder(key: str, folder: str) -> None:

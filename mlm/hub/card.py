@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from mlm.config.model import ModelConfig
+from mlm.files import shorten
 from mlm.hub.families import OWN
 from mlm.plan import count_parameters, total_parameters
 
@@ -13,32 +15,31 @@ library_name: transformers
 pipeline_tag: {task}
 tags: [{head}, encoder]
 ---"""
-MAX_LABELS = 20
-"""Names of classes that the card of a classifier lists."""
 
 _STOCK_EXAMPLE = """from transformers import AutoTokenizer, {architecture}
 
-model = {architecture}.from_pretrained("{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")"""
+path = "path/to/model"  # this folder, or OWNER/NAME on the hub
+model = {architecture}.from_pretrained(path)
+tokenizer = AutoTokenizer.from_pretrained(path)"""
 
 _OWN_EXAMPLE = """from mlm.hub import load_pretrained  # transformers has no class for this architecture
 
-model = load_pretrained("{name}")"""
+model = load_pretrained("path/to/model")  # this folder, or OWNER/NAME on the hub"""
 
 
 def model_card(
-    name: str,
+    title: str,
     model_config: ModelConfig,
     facts: Mapping[str, object],
     architecture: str,
     labels: Sequence[str] | None = None,
 ) -> str:
-    """Return the card as Markdown.
+    """Return the card as Markdown. It is published with the model, so give it no local paths.
 
     Args:
-        name: title, and the folder or repository in the example.
-        model_config: the model; becomes the table of its architecture.
-        facts: what to say about training, in this order; floats are shown with four digits.
+        title: the name of the run.
+        model_config: shown as a table.
+        facts: about training, shown in this order; floats with four digits.
         architecture: the class that reads the folder, see `mlm.hub.architecture_of`.
         labels: names of a classifier's outputs; None: a masked language model.
     """
@@ -47,19 +48,20 @@ def model_card(
     parameters = {part: f"{count:,}" for part, count in count_parameters(model_config, num_labels).items()}
     parameters["total"] = f"{total_parameters(model_config, num_labels):,}"
     sections = {
-        "Use": f"```python\n{example.format(name=name, architecture=architecture)}\n```",
+        "Use": f"```python\n{example.format(architecture=architecture)}\n```",
         "Training": _table(("fact", "value"), facts),
-        "Architecture": _table(("field", "value"), vars(model_config)),
+        "Architecture": _table(("field", "value"), asdict(model_config)),
         "Parameters": _table(("part", "parameters"), parameters),
     }
     front = _FRONT_MATTER.format(task="fill-mask", head="masked-lm")
     intro = f"A BERT-style encoder ({architecture}), pretrained with masked language modelling."
     if labels:
         front = _FRONT_MATTER.format(task="text-classification", head="classifier")
-        names = ", ".join(labels[:MAX_LABELS]) + (", ..." if len(labels) > MAX_LABELS else "")
-        intro = f"A BERT-style encoder ({architecture}), fine-tuned on texts with labels. It gives: {names}."
-    body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items())
-    return f"{front}\n\n# {name}\n\n{intro}\n\n{body}\n"
+        intro = (
+            f"A BERT-style encoder ({architecture}), fine-tuned on labelled texts. Labels: {shorten(labels)}."
+        )
+    body = "\n\n".join(f"## {heading}\n\n{text}" for heading, text in sections.items())
+    return f"{front}\n\n# {title}\n\n{intro}\n\n{body}\n"
 
 
 def _table(header: tuple[str, str], rows: Mapping[str, object]) -> str:

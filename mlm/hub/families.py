@@ -1,6 +1,6 @@
-"""How each family of models spells our fields and our weights: one closed table each.
+"""One table for each family of models: its names of our fields and our weights.
 
-To add a family, write its table, as `family.py` explains it, and append it to FAMILIES.
+To add a family, write its table, as `family.py` explains, and append it to FAMILIES.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ COMMON: dict[str, Sequence[Any]] = {
     "head_transform": [True],
     "pooling": get_args(Pooling),
 }
-"""What the stock families fix alike, but for what each of them says otherwise."""
+"""Values that all stock families fix, unless a table says otherwise."""
 
 
 def _assumed_by_bert(written: Json) -> Json:
-    one_dropout = written.get("hidden_dropout_prob", 0.1)  # the class has one for embeddings and layers
     return {
         "hidden_act": "gelu",
         "hidden_dropout_prob": 0.1,
         "attention_probs_dropout_prob": 0.1,
-        "embedding_dropout": one_dropout,
+        "embedding_dropout": written.get("hidden_dropout_prob", 0.1),  # one for embeddings and layers
         "type_vocab_size": 2,
         "initializer_range": 0.02,
         "layer_norm_eps": 1e-12,
@@ -43,7 +42,7 @@ def _assumed_by_bert(written: Json) -> Json:
 
 
 def _like_bert(prefix: str) -> dict[str, str | Sequence[str]]:
-    """Return the names of the encoder's modules, which several families have in common."""
+    """Return the names of the encoder's modules that several families share."""
     return {
         "encoder.embeddings.token": f"{prefix}.embeddings.word_embeddings",
         "encoder.embeddings.position": f"{prefix}.embeddings.position_embeddings",
@@ -91,7 +90,6 @@ BERT = Family(
         "head.output": "cls.predictions.decoder",
         "pooler.dense": "bert.pooler.dense",
     },
-    prefix="bert.",
     renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     untied_copies={"cls.predictions.bias": "cls.predictions.decoder.bias"},
     ignored=r"bert\.pooler|bert\.embeddings\.position_ids|cls\.(predictions|seq)|classifier|qa_",
@@ -101,7 +99,7 @@ BERT = Family(
 
 
 def _positions_of_roberta(written: Json) -> Json:
-    """The table has rows for the ids up to that of padding, which no token takes."""
+    """Leave out the rows of the table for the ids up to that of padding, which no token takes."""
     offset = whole_number(written, "pad_token_id", 1) + 1
     return {
         "position_offset": offset,
@@ -133,7 +131,6 @@ ROBERTA = Family(
         "pooler.dense": "classifier.dense",
         "classifier": "classifier.out_proj",
     },
-    prefix="roberta.",
     untied_copies={"lm_head.bias": "lm_head.decoder.bias"},
     poolings=("cls_tanh",),
     positions_follow_padding=True,
@@ -147,7 +144,7 @@ XLM_ROBERTA = replace(
     architecture="XLMRobertaForMaskedLM",
     classifier="XLMRobertaForSequenceClassification",
 )
-"""The same classes under other names; what is read from it is written as RoBERTa."""
+"""The same classes under other names; such a model is written as RoBERTa."""
 
 
 def _assumed_by_distilbert(written: Json) -> Json:
@@ -196,32 +193,23 @@ DISTILBERT = Family(
         "head.output": "vocab_projector",
         "pooler.dense": "pre_classifier",
     },
-    prefix="distilbert.",
     poolings=("cls_relu",),
     dropout_path="seq_classif_dropout",
     ignored=r"vocab_|pre_classifier|classifier|qa_|distilbert\.embeddings\.position_ids",
 )
 
 
-def _assumed_by_electra(written: Json) -> Json:
-    return _assumed_by_bert(written) | {"pooling": "cls_gelu"}
-
-
-def _width_of_electra(written: Json) -> Json:
-    return {"embedding_size": whole_number(written, "embedding_size", 128)}
-
-
 ELECTRA = Family(
     model_type="electra",
     architecture="ElectraForMaskedLM",
     classifier="ElectraForSequenceClassification",
-    assumed=_assumed_by_electra,
+    assumed=lambda written: _assumed_by_bert(written) | {"pooling": "cls_gelu"},
     fixed={
         **{name: allowed for name, allowed in BERT.fixed.items() if name != "embedding_size"},
         "activation": ["gelu"],
     },
     unused=[*BERT.unused, "embedding_size"],
-    derived=_width_of_electra,
+    derived=lambda written: {"embedding_size": whole_number(written, "embedding_size", 128)},
     paths=BERT.paths,
     values=BERT.values,
     constants={
@@ -239,7 +227,6 @@ ELECTRA = Family(
         "pooler.dense": "classifier.dense",
         "classifier": "classifier.out_proj",
     },
-    prefix="electra.",
     poolings=("cls_gelu",),
     dropout_path="hidden_dropout_prob",
     ignored=r"discriminator_|generator_|electra\.embeddings\.position_ids|classifier|qa_|sequence_summary",
@@ -247,8 +234,13 @@ ELECTRA = Family(
 """Published models are mostly discriminators: without a masked-LM head."""
 
 
+FULL, LOCAL = "full_attention", "sliding_attention"
+GATES = {"geglu": "gelu", "swiglu": "silu"}
+"""Gated activations, and the class's name for the non-linearity of their gate."""
+
+
 def _assumed_by_modernbert(written: Json) -> Json:
-    theta = written.get("global_rope_theta", 160000.0)  # this and the next are how transformers 4 wrote them
+    theta = written.get("global_rope_theta", 160000.0)  # this and the next are transformers 4's names
     local_theta = written.get("local_rope_theta", 10000.0)
     types = written.get("layer_types")
     types = [FULL, LOCAL, LOCAL, FULL] if types is None else list(types)
@@ -271,15 +263,6 @@ def _assumed_by_modernbert(written: Json) -> Json:
     }
 
 
-def _layer_types(config: ModelConfig) -> list[str]:
-    return [LOCAL if config.is_local(layer) else FULL for layer in range(config.num_hidden_layers)]
-
-
-FULL, LOCAL = "full_attention", "sliding_attention"
-GATES = {"geglu": "gelu", "swiglu": "silu"}
-"""Gated activations, and what the class calls the non-linearity of their gate."""
-
-
 MODERNBERT = Family(
     model_type="modernbert",
     architecture="ModernBertForMaskedLM",
@@ -292,7 +275,7 @@ MODERNBERT = Family(
         "activation": list(GATES),
         "type_vocab_size": [0],
         "first_attention_norm": [False],
-        "pooling": ["cls", "mean"],  # the class takes no other, whatever its head
+        "pooling": ["cls", "mean"],  # the class supports no other
     },
     paths={
         "pooling": ["classifier_pooling"],
@@ -306,7 +289,9 @@ MODERNBERT = Family(
     constants={
         "classifier_activation": lambda config: GATES[config.activation],
         "decoder_bias": True,
-        "layer_types": _layer_types,
+        "layer_types": lambda config: [
+            LOCAL if config.is_local(layer) else FULL for layer in range(config.num_hidden_layers)
+        ],
         f"rope_parameters.{FULL}.rope_type": "default",
         f"rope_parameters.{LOCAL}.rope_type": "default",
     },
@@ -322,10 +307,9 @@ MODERNBERT = Family(
         "encoder.final_norm": "model.final_norm",
         "head": "decoder",
         "head.output": "decoder",
-        "pooler.dense": "head.dense",  # a classifier goes on with the transform of the masked-LM head
+        "pooler.dense": "head.dense",  # a classifier starts from the transform of the masked-LM head
         "pooler.norm": "head.norm",
     },
-    prefix="model.",
     ignored=r"decoder|classifier",
 )
 
@@ -341,12 +325,12 @@ OWN = Family(
 )
 
 FAMILIES = (BERT, ROBERTA, DISTILBERT, ELECTRA, MODERNBERT, XLM_ROBERTA, OWN)
-"""In the order in which they are tried for a model; the last takes everything."""
+"""In the order in which they are tried for a model; the last represents every model."""
 
 
 def family_of(config: ModelConfig, classifier: ClassifierConfig | None = None) -> Family:
-    """Return the first family that can represent `config`, and the head of a classifier if there is one."""
-    return next(family for family in FAMILIES if not _unrepresented(family, config, classifier))
+    """Return the first family that can represent a model, and its classifier if it has one."""
+    return next(family for family in FAMILIES if not family.unrepresented(config, classifier))
 
 
 def architecture_of(config: ModelConfig, classifier: ClassifierConfig | None = None) -> str:
@@ -356,14 +340,10 @@ def architecture_of(config: ModelConfig, classifier: ClassifierConfig | None = N
 
 
 def missing_counterparts(config: ModelConfig, classifier: ClassifierConfig | None = None) -> str:
-    """Return in words what keeps `config` from being of the stock family that is closest to it."""
-    closest = min(FAMILIES[:-1], key=lambda family: len(_unrepresented(family, config, classifier)))
-    name = (closest.classifier if classifier else None) or closest.architecture
-    return f"{name} has no counterpart for {', '.join(_unrepresented(closest, config, classifier))}"
-
-
-def _unrepresented(family: Family, config: ModelConfig, classifier: ClassifierConfig | None) -> list[str]:
-    faults = [f"model.{fault}" for fault in family.unrepresented(config)]
-    if classifier and config.pooling not in family.poolings:
-        faults.append(f"model.pooling={config.pooling}")
-    return faults
+    """Return the reason, as a message, why the closest stock family cannot represent a model."""
+    faults, closest = min(
+        ((family.unrepresented(config, classifier), family) for family in FAMILIES[:-1]),
+        key=lambda pair: len(pair[0]),
+    )
+    name = closest.classifier if classifier else closest.architecture
+    return f"{name} has no counterpart for {', '.join(f'model.{fault}' for fault in faults)}"

@@ -1,8 +1,8 @@
 """The form of the tables in `families.py`, and how such a table is read in both directions.
 
-- a field stands under a dotted path of config.json, by default under its own name
-- a module of ours stands for one of theirs, or for several that are stacked into one
-- N stands for the number of a layer
+- a field of ours has a dotted path in config.json, by default its own name
+- a module of ours is one of theirs, or several of theirs stacked
+- N is the number of a layer
 """
 
 from __future__ import annotations
@@ -22,65 +22,63 @@ Json = dict[str, Any]
 
 TOKEN_IDS = {f"{name}_token_id": name for name in ("pad", "cls", "sep", "mask")}
 TOKEN_IDS |= {"bos_token_id": "cls", "eos_token_id": "sep"}  # without these, ModernBERT's are out of range
-"""Fields of config.json for token ids, and the fields of `SpecialTokens` they repeat."""
+"""Fields of config.json for token ids, and the fields of `SpecialTokens` that they repeat."""
 
 PROBLEM_TYPES: dict[LabelType, str] = {
     "classification": "single_label_classification",
     "regression": "regression",
     "multilabel": "multi_label_classification",
 }
-"""How config.json calls each `ClassifierConfig.label_type`."""
-
-
+"""The name in config.json of each `ClassifierConfig.label_type`."""
 MAX_LAYERS = 1000
-"""A file that asks for more is damaged, or meant to fill the memory."""
+"""A file with more layers is damaged, or meant to fill the memory."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One family's spelling of everything."""
+    """Names and values of one family of models."""
 
     model_type: str
-    """What config.json calls it."""
+    """Its name in config.json."""
     architecture: str
     """Its class with a masked-LM head."""
     classifier: str
     """Its class with a head for classes or a score."""
     assumed: Callable[[Json], Json]
-    """What the class takes for the paths that a config.json leaves out."""
+    """The class's defaults for paths missing in a config.json, which may depend on the others."""
     fixed: Mapping[str, Sequence[Any]]
-    """Our fields of which the class knows only these values; they decide which family a model belongs to."""
+    """The only values of our fields that the class supports; they decide which family a model belongs to."""
     unused: Sequence[str] = ()
-    """Our fields that mean nothing to it."""
+    """Our fields that the class does not have."""
     derived: Callable[[Json], Json] = lambda _: {}
-    """Our fields, of the unused ones, that follow from several of theirs."""
+    """Unused fields of ours that are computed from several of theirs."""
     paths: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Our fields that are spelt otherwise; the first path is read, all are written."""
+    """Our fields with another path; the first path is read, all are written."""
     values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Our fields whose values are spelt otherwise, ours to theirs."""
+    """Our fields with other names of values, ours to theirs."""
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Paths and the only value that we compute there: itself, or a function of our configuration."""
+    """The only supported value of other paths, or a function of our configuration that returns it."""
     modules: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
-    """Our modules that are spelt otherwise."""
-    prefix: str = ""
-    """How the names of the encoder begin, except in a file without any head."""
+    """Our modules with another name."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Parts of names in older files, and what they are called now."""
+    """Parts of names in older files, and their current form."""
     untied_copies: Mapping[str, str] = field(default_factory=dict)
-    """Names that stand a second time, under another one, in a file with an output matrix of its own."""
+    """Names of weights, and of their copies in a file with an output matrix of its own."""
     ignored: str = "(?!)"
-    """Pattern of how the names begin that a model with another head does not need; by default none."""
+    """Pattern of the beginning of names that a model with another head does not need; by default none."""
     poolings: Sequence[str] = get_args(Pooling)
-    """Values of `ModelConfig.pooling` that the classifier knows."""
+    """Values of `ModelConfig.pooling` that the classifier supports."""
     positions_follow_padding: bool = False
     """Whether the first token takes the row after the padding id in the table of positions."""
-    dropout_path: str | None = None
-    """Where the dropout of a classifier stands that names none of its own; None: it has none then."""
+    dropout_path: str = ""
+    """Path of a classifier's dropout if it has no `classifier_dropout`; by default that is 0."""
 
-    def unrepresented(self, config: ModelConfig) -> list[str]:
+    def unrepresented(self, config: ModelConfig, classifier: ClassifierConfig | None = None) -> list[str]:
         """Return the fields, with their values, that the class cannot represent."""
         values = {name: getattr(config, name) for name in self.fixed}
-        return [f"{name}={value}" for name, value in values.items() if value not in self.fixed[name]]
+        faults = [f"{name}={value}" for name, value in values.items() if value not in self.fixed[name]]
+        wrong_pooling = classifier is not None and config.pooling not in self.poolings
+        return faults + [f"pooling={config.pooling}"] * wrong_pooling
 
     def write_config(self, config: ModelConfig) -> Json:
         """Return config.json for `config`, without token ids."""
@@ -97,7 +95,7 @@ class Family:
         """Return our configuration for the content of a config.json.
 
         Raises:
-            InputError: it asks for something that we cannot compute.
+            InputError: we cannot compute that model.
         """
         assumed = self.assumed(written)
         values = {name: allowed[0] for name, allowed in self.fixed.items()}
@@ -106,7 +104,7 @@ class Family:
         config = ModelConfig(**values | self.derived(written))
         if config.vocab_size is None:
             raise InputError("vocab_size is null")
-        assert config.position_rows >= 0, "it raises if there is a table of unknown size"
+        assert config.position_rows >= 0, "raises InputError for a table of unknown size"
         if config.num_hidden_layers > MAX_LAYERS:
             raise InputError(f"num_hidden_layers={config.num_hidden_layers} is more than {MAX_LAYERS}")
         faults = self.unrepresented(config)
@@ -116,23 +114,29 @@ class Family:
             raise InputError(f"not supported: {', '.join(faults)}")
         return config
 
+    def is_classifier(self, written: Json) -> bool:
+        """Return whether the content of a config.json names the family's classifier."""
+        named = written.get("architectures")
+        return isinstance(named, list) and self.classifier in named
+
     def write_classifier(self, classifier: ClassifierConfig) -> Json:
-        """Return what config.json says of the head of a classifier."""
-        known = classifier.text_pairs is not None  # ours alone: other readers pass over it
-        return {
+        """Return the entries of config.json for the head of a classifier."""
+        result = {
             "architectures": [self.classifier],
             "problem_type": PROBLEM_TYPES[classifier.label_type],
             "id2label": {str(number): label for number, label in enumerate(classifier.labels)},
             "label2id": {label: number for number, label in enumerate(classifier.labels)},
             "classifier_dropout": classifier.dropout,
-            **({"text_pairs": classifier.text_pairs} if known else {}),
         }
+        if classifier.text_pairs is not None:  # ours alone: other readers ignore it
+            result["text_pairs"] = classifier.text_pairs
+        return result
 
     def read_classifier(self, written: Json) -> ClassifierConfig:
-        """Return the head that the content of a config.json asks for.
+        """Return the head that the content of a config.json describes.
 
         Raises:
-            InputError: it is of a kind that we cannot compute.
+            InputError: we cannot compute that head.
         """
         number = whole_number(written, "num_labels", 2)
         names = written.get("id2label") or {str(label): f"LABEL_{label}" for label in range(number)}
@@ -141,32 +145,37 @@ class Family:
         labels = [names.get(str(number)) for number in range(len(names))]
         if None in labels:
             raise InputError(f"id2label has the ids {', '.join(names)}, not 0 to {len(names) - 1}")
-        problem = (
-            written.get("problem_type")
-            or PROBLEM_TYPES["regression" if len(names) == 1 else "classification"]
-        )
+        assumed = PROBLEM_TYPES["regression" if len(names) == 1 else "classification"]
+        problem = written.get("problem_type") or assumed
         types = {name: label_type for label_type, name in PROBLEM_TYPES.items()}
         if str(problem) not in types:
             raise InputError(f"problem_type={problem} is not supported, only {', '.join(types)}")
         dropout = written.get("classifier_dropout")
         if dropout is None:
-            dropout = written.get(self.dropout_path or "", 0.0)
+            dropout = written.get(self.dropout_path, 0.0)
         _check_kind("classifier_dropout", dropout, float)
         pairs = written.get("text_pairs")
         return ClassifierConfig(
             tuple(map(str, labels)), types[problem], dropout, pairs if isinstance(pairs, bool) else None
         )
 
+    def without(self, tensors: dict[str, Tensor], *modules: str) -> dict[str, Tensor]:
+        """Return the weights of a file without those of some modules of ours."""
+        names = {theirs for module in modules for theirs in self._names_of_module(module)}
+        return {name: tensor for name, tensor in tensors.items() if name not in names}
+
     def with_classes(self, tensors: dict[str, Tensor], order: list[int] | None) -> dict[str, Tensor]:
-        """Return the weights of a file with the classes of its last layer in this order; None: without it."""
-        last = {theirs for leaf in ("weight", "bias") for theirs in self.their_names(f"classifier.{leaf}")}
+        """Return the weights of a file with its last layer's rows in another order; None: without it."""
         if order is None:
-            return {name: one for name, one in tensors.items() if name not in last}
-        there = [name for name in last & tensors.keys() if len(tensors[name]) == len(order)]
-        return tensors | {name: tensors[name][order] for name in there}
+            return self.without(tensors, "classifier")
+        last = [name for name in self._names_of_module("classifier") if name in tensors]
+        return tensors | {name: tensors[name][order] for name in last if len(tensors[name]) == len(order)}
+
+    def _names_of_module(self, module: str) -> list[str]:
+        return [name for leaf in ("weight", "bias") for name in self.their_names(f"{module}.{leaf}")]
 
     def their_names(self, name: str) -> list[str]:
-        """Return the names in the file of what our weight `name` is stacked from."""
+        """Return the names in a file of the weights that our weight `name` is stacked from."""
         module, _, leaf = name.rpartition(".")
         number = "".join(re.findall(r"\.layers\.(\d+)", module))
         general = module.replace(f".layers.{number}", ".layers.N")
@@ -175,25 +184,24 @@ class Family:
         return [f"{part}.{leaf}".replace(".N.", f".{number}.") for part in parts]
 
     def current_names(self, names: Collection[str]) -> dict[str, str]:
-        """Return what each name in a file is called today in a model with a head."""
-        prefix = "" if any(name.startswith(self.prefix) for name in names) else self.prefix
-        result = {}
-        for name in names:
-            current = prefix + name
-            for old, new in self.renamed.items():
-                current = current.replace(old, new)
-            result[name] = current
+        """Return the current name, in a model with a head, of each name in a file."""
+        prefix = self.their_names("encoder.embeddings.token.weight")[0].partition(".")[0] + "."
+        if any(name.startswith(prefix) for name in names):  # only in a file without any head none does
+            prefix = ""
+        result = {name: prefix + name for name in names}
+        for old, new in self.renamed.items():
+            result = {name: current.replace(old, new) for name, current in result.items()}
         return result
 
     def is_needless(self, name: str) -> bool:
-        """Tell whether a current name belongs to a head that another model of the family has."""
+        """Return whether a current name belongs to another head of the family."""
         return re.match(self.ignored, name) is not None
 
     def _constants(self, config: ModelConfig) -> Json:
         return {path: value(config) if callable(value) else value for path, value in self.constants.items()}
 
     def _ours(self, name: str, path: str, found: Any) -> Any:
-        """Return our value for what was found under a path of config.json."""
+        """Return our value for the one found at a path of config.json."""
         if found is _ABSENT:
             raise InputError(f"{path} is missing")
         _check_kind(path, found, _HINTS[name])
@@ -205,7 +213,7 @@ class Family:
         return ours[found]
 
     def _written(self) -> dict[str, Sequence[str]]:
-        """Our fields that stand in config.json, with their paths."""
+        """Return our fields that are in config.json, with their paths."""
         left_out = {*self.unused, *(name for name, allowed in self.fixed.items() if len(allowed) == 1)}
         return {name: self.paths.get(name, (name,)) for name in asdict(ModelConfig()) if name not in left_out}
 
@@ -216,18 +224,18 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def _check_kind(path: str, found: Any, hint: Any) -> None:
-    """Check that a value of config.json is of the kind that our field has."""
+    """Check that a value of config.json has the type of our field."""
     types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    kinds = [kind if kind in _KINDS else str for kind in types]  # else one of some words
+    kinds = [kind if kind in _KINDS else str for kind in types]  # else a Literal
     if type(found) not in kinds and not (type(found) is int and float in kinds):
         raise InputError(f"{path}={found!r} must be {' or '.join(_KINDS[kind] for kind in kinds)}")
 
 
 def whole_number(written: Json, path: str, default: int) -> int:
-    """Return a number that counts or numbers something.
+    """Return the whole number, from 0 on, at a path of config.json.
 
     Raises:
-        InputError: it is none.
+        InputError: the value is something else.
     """
     found = written.get(path, default)
     if type(found) is not int or found < 0:
@@ -251,7 +259,7 @@ def _set(tree: Json, path: str, value: Any) -> None:
 
 
 def _difference(path: str, found: Any, expected: Any) -> list[str]:
-    """Return in words where, first, something else than expected was found; null is as good as absent."""
+    """Return the first difference, as a message, or nothing; null counts as absent."""
     if isinstance(found, list) and isinstance(expected, list):
         if len(found) != len(expected):
             return [f"{path} of {len(found)} entries (only {len(expected)})"]

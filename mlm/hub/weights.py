@@ -1,11 +1,11 @@
-"""The weights of a model folder: read from any of the usual files, without running what is in them."""
+"""Read the weights of a model folder from any of the usual files, without running code in them."""
 
 from __future__ import annotations
 
 import json
 import pickle
 import re
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,17 +14,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mlm.config.errors import InputError
+from mlm.files import shorten
 
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
-"""What the name of either ends with where the weights are in several files."""
+"""Suffix of the file that names the parts, if the weights are in several files."""
+shorten_names = partial(shorten, most=4)
+"""Join the first names of weights for a message."""
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read all weights of a folder: the first there is of one file, its parts, and both as pickles.
+    """Read all weights of a folder: from safetensors if it has any, else from pickles.
 
     Raises:
-        InputError: there are none, or a file is damaged, or holds more than tensors.
+        InputError: there are none, or a file is damaged or holds anything but tensors.
     """
     names = [f"{name}{index}" for name in (WEIGHTS, PICKLED) for index in ("", INDEX)]
     found = next((folder / name for name in names if (folder / name).exists()), None)
@@ -58,7 +61,7 @@ def _is_plain(tensor: object) -> bool:
 
 
 def _read_parts(index: Path) -> dict[str, Tensor]:
-    """Read the files that an index names; none outside the folder, and each with just what it should hold."""
+    """Read the files that an index names: only from its folder, and each with exactly its tensors."""
     try:
         files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         parts = sorted(set(files.values()))
@@ -67,13 +70,15 @@ def _read_parts(index: Path) -> dict[str, Tensor]:
     suffix = Path(index.name.removesuffix(INDEX)).suffix
     for part in parts:
         if not isinstance(part, str) or re.fullmatch(rf"\w[\w.-]*{re.escape(suffix)}", part) is None:
-            raise InputError(f"{index} names {part!r}, which is no {suffix} file of its folder")
+            raise InputError(f"{index} names {part!r}, which is not a {suffix} file of its folder")
     tensors: dict[str, Tensor] = {}
     for part in parts:
-        found = _read_file(index.parent / part)
-        expected = {name for name, file in files.items() if file == part}
-        if odd := sorted(found.keys() ^ expected):
-            raise InputError(f"{index.parent / part} does not hold what {index.name} says: {listed(odd)}")
+        path = index.parent / part
+        found = _read_file(path)
+        if odd := sorted(found.keys() ^ {name for name, file in files.items() if file == part}):
+            raise InputError(
+                f"{path} does not hold the weights that {index.name} lists: {shorten_names(odd)}"
+            )
         tensors |= found
     return tensors
 
@@ -82,15 +87,10 @@ def check_numbers(name: str, tensor: Tensor, folder: Path) -> None:
     """Check that a tensor holds weights.
 
     Raises:
-        InputError: it holds whole or packed numbers, or some that are not finite.
+        InputError: it holds integers or quantized values, or some that are not finite.
     """
     if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         kind = str(tensor.dtype).removeprefix("torch.")
         raise InputError(f"{name} in {folder} is of type {kind}; only floats of 16 to 64 bits are weights")
     if not tensor.isfinite().all():
         raise InputError(f"{name} in {folder} holds numbers that are not finite: the model is broken")
-
-
-def listed(names: Sequence[str], most: int = 4) -> str:
-    """Return the first names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,4 +1,4 @@
-"""Losses: of masked tokens summed, as only the whole batch knows how many there are; of examples the mean."""
+"""Losses as sums, because only the whole batch, over passes and ranks, knows what to divide them by."""
 
 from __future__ import annotations
 
@@ -65,21 +65,36 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
 
 
+def summed_label_loss(
+    logits: Tensor, labels: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Return the summed loss of labelled texts and what to divide it by for the mean, float32 scalars.
+
+    Both can be added up over micro-batches and ranks before the one division.
+
+    Args:
+        logits: (B, C); (B, 1) for regression.
+        labels: (B,) int64 class ids: cross-entropy in nats. (B,) float32: squared error. (B, C) float32 of 0
+            and 1, any number of labels: binary cross-entropy in nats, divided by B * C.
+        weights: (C,) float32 class weights, and the divisor is the sum of the weights of the labels; for any
+            number of labels the weight of a positive example of each, and the divisor stays B * C. None: 1.
+        label_smoothing: share of the target spread evenly over all classes; only with class ids.
+    """
+    logits = logits.float()
+    if labels.ndim == 2:
+        loss = F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights, reduction="sum")
+    elif labels.is_floating_point():
+        loss = F.mse_loss(logits[:, 0], labels, reduction="sum")
+    else:
+        loss = F.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=label_smoothing)
+        if weights is not None:
+            return loss, weights[labels].sum()
+    return loss, loss.new_tensor(labels.numel())
+
+
 def mean_loss(
     logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
 ) -> Tensor:
-    """Return the mean cross-entropy in nats, or for numbers the mean squared error, as a float32 scalar.
-
-    Args:
-        logits: (B, C); for numbers (B, 1).
-        labels: (B,) ids of classes int64, or numbers float32, or (B, C) float32 with 1 for each label that a
-            text has; then it is the mean binary cross-entropy.
-        weights: (C,) what an example of each class counts, the mean being weighted by it; with any number of
-            labels what having one counts against not having it. None: all count the same.
-        smoothing: share of the target that goes to all classes alike.
-    """
-    if labels.ndim == 2:
-        return F.binary_cross_entropy_with_logits(logits.float(), labels, pos_weight=weights)
-    if labels.is_floating_point():
-        return F.mse_loss(logits[:, 0].float(), labels)
-    return F.cross_entropy(logits.float(), labels, weights, label_smoothing=smoothing)
+    """Return the mean loss of labelled texts, a float32 scalar; arguments as in `summed_label_loss`."""
+    loss, weight = summed_label_loss(logits, labels, weights, smoothing)
+    return loss / weight

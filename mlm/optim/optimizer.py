@@ -3,7 +3,7 @@
 - Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) replaces a matrix's momentum by the
   nearest orthogonal matrix; scaled by 0.2 * sqrt(longer side), its updates have AdamW's size and share its
   learning rate (Liu et al. 2025, arXiv:2502.16982)
-- a weight that is made of several matrices (those of each head; gate and value) is treated one by one
+- each matrix of a stacked weight (those of each head; gate and value) is orthogonalised by itself
 - weight decay acts on matrices only
 - every parameter group carries `peak_lr`; the schedule sets `lr` to a share of it before each step
 """
@@ -21,28 +21,28 @@ from torch import Tensor, nn
 from mlm.config.training import OptimizerConfig
 
 Share = Callable[[str], float]
-"""A function of a parameter's name: what it gets of the learning rate."""
+"""The share of the learning rate that a parameter gets, by its name."""
 
 Blocks = tuple[int, int]
-"""Of how many matrices a weight is made, by rows and by columns."""
+"""How many matrices are stacked in a weight, along rows and along columns."""
 
 NEWTON_SCHULZ_COEFFICIENTS = (
     (8.0934, -23.6204, 17.4462),
     (3.6366, -2.7219, 0.5365),
     (2.6613, -1.9772, 0.4526),
 )
-"""Of a x + b x^3 + c x^5, step by step: each the best for what the step before leaves of singular values in
-[0.01, 1], as in Amsel et al. 2025 (arXiv:2505.16932). Three bring them as near to 1 as five times the usual
-(3.4445, -4.7750, 2.0315)."""
+"""(a, b, c) of a x + b x^3 + c x^5 for each step, optimal for the range that the step before leaves of
+singular values in [0.01, 1] (Amsel et al. 2025, arXiv:2505.16932). Three steps bring them as close to 1 as five
+with the usual (3.4445, -4.7750, 2.0315)."""
 
 
 def newton_schulz(matrices: Tensor, eps: float = 1e-7) -> Tensor:
     """Return roughly the nearest orthogonal matrices, in bfloat16.
 
-    Singular values above a hundredth of the matrix's norm come to lie in [0.73, 1.27], but for rounding. Each
-    step multiplies by a polynomial of the Gram matrix of the shorter side. That of the last step follows from
-    that of the step before, so one product with the matrices serves both. Not earlier: the squares of small
-    singular values would drown in the rounding of large ones.
+    Singular values above a hundredth of the matrix's norm end in [0.73, 1.27], up to rounding. Each step
+    multiplies by a polynomial of the Gram matrix of the shorter side. The last step's Gram matrix is computed
+    from the one before, so one product with the matrices serves both; in earlier steps the squares of small
+    singular values would be lost in the rounding of large ones.
 
     Args:
         matrices: (n, rows, columns).
@@ -68,16 +68,16 @@ def newton_schulz(matrices: Tensor, eps: float = 1e-7) -> Tensor:
     factor.diagonal(dim1=1, dim2=2).add_(a)
     gram = factor @ gram @ factor
     last = torch.baddbmm(gram, gram, gram, beta=last_b, alpha=last_c)
-    # The last step stands outside: the other way round its rounding would be magnified by the one before.
+    # The last step's factor is on the outside: inside, the step before would magnify its rounding.
     factor = torch.baddbmm(factor, *inner_first(factor, last), beta=last_a)
     return torch.matmul(*inner_first(x, factor))
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised; every parameter is made of `blocks` matrices of one size.
+    """Orthogonalised momentum; every parameter is a stack of `blocks` matrices of one size.
 
     Args:
-        groups: parameter groups; `blocks` of a group holds for all its parameters.
+        groups: parameter groups; `blocks` of a group applies to all its parameters.
         momentum: Nesterov momentum.
         weight_decay: decoupled.
     """
@@ -89,7 +89,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update every parameter that has a gradient."""
-        loss = _evaluate(closure)
+        assert closure is None, "CombinedOptimizer evaluates it"
         device = self.param_groups[0]["params"][0].device
         skip = getattr(self, "found_inf", torch.zeros((), device=device)).bool()
         for group in self.param_groups:
@@ -99,12 +99,11 @@ class Muon(torch.optim.Optimizer):
                     by_shape[parameter.shape].append(parameter)
             for parameters in by_shape.values():
                 self._update(parameters, group, skip)
-        return loss
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor) -> None:
         """Update parameters of one shape together: one batched product is faster than several small ones.
 
-        Where `skip`, a scalar on the device, is true, all is computed and nothing changes.
+        If `skip`, a bool scalar on the device, is true, everything is computed and nothing changes.
         """
         (down, across), momentum = group["blocks"], group["momentum"]
         rows, columns = parameters[0].size(0) // down, parameters[0].size(1) // across
@@ -131,7 +130,11 @@ class Muon(torch.optim.Optimizer):
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers behind the interface of one: Lightning and checkpoints see a single list."""
+    """Several optimizers with the interface of one: Lightning and checkpoints see a single list of groups.
+
+    One optimizer alone keeps its own checkpoint format. Wrapped, a fused AdamW no longer declares that it
+    unscales gradients itself, so with 16-mixed precision they are unscaled before they are clipped.
+    """
 
     def __init__(self, *optimizers: torch.optim.Optimizer):
         self.optimizers = optimizers
@@ -139,12 +142,13 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._share_groups()
 
     def _share_groups(self) -> None:
-        # The very same dictionaries: a learning rate set here is the one the part uses.
+        # The same dictionaries: a learning rate set here is the one that the part uses.
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def step(self, closure: Any = None) -> Any:
-        """Step each optimizer."""
-        loss = _evaluate(closure)
+        """Step each optimizer; return the loss that `closure`, if given, computes before."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for optimizer in self.optimizers:
             optimizer.step()
         return loss
@@ -155,12 +159,14 @@ class CombinedOptimizer(torch.optim.Optimizer):
             optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the parts, in order."""
-        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+        """Return the states of the parts, in order; of one part its own state."""
+        states = [optimizer.state_dict() for optimizer in self.optimizers]
+        return states[0] if len(states) == 1 else {"optimizers": states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
+        states = [state_dict] if len(self.optimizers) == 1 else state_dict["optimizers"]
+        for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
         self._share_groups()
 
@@ -172,14 +178,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
     @state.setter
     def state(self, value: object) -> None:
-        pass  # the base class sets an empty state; ours lives in the parts
-
-
-def _evaluate(closure: Callable[[], Tensor] | None) -> Tensor | None:
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
+        pass  # the base class sets an empty state; ours is in the parts
 
 
 def param_groups(
@@ -188,10 +187,10 @@ def param_groups(
     """Return the groups for Muon and for AdamW; every trainable parameter is in exactly one.
 
     Args:
-        model: whose linear layers' weights are the hidden matrices (embeddings are not linear layers).
+        model: the weights of its linear layers are the hidden matrices (embeddings are not linear layers).
         config: names the optimizer.
-        blocks: of how many matrices a weight is made, by its name; of one where it is not named.
-        share: what a parameter gets of the learning rate, by its name.
+        blocks: matrices stacked in a weight, by its name; a weight not named is one matrix.
+        share: share of the learning rate, by the name of a parameter.
     """
     hidden = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     matrices: dict[tuple[Blocks, float], list[nn.Parameter]] = defaultdict(list)
@@ -222,21 +221,19 @@ def build_optimizer(
     config: OptimizerConfig,
     blocks: dict[str, Blocks] | None = None,
     share: Share = lambda name: 1.0,
-) -> torch.optim.Optimizer:
+) -> CombinedOptimizer:
     """Build the optimizer; learning rates are 0 until `set_learning_rate` is called.
 
     Args:
-        model: the parameters.
-        config: which optimizer and its constants.
-        blocks: see `param_groups`.
-        share: likewise.
+        model: holds the parameters.
+        config: the optimizer and its constants.
+        blocks: see `param_groups` and `mlm.model.matrix_blocks`.
+        share: see `param_groups`.
     """
     muon, adamw = param_groups(model, config, blocks or {}, share)
     rest = torch.optim.AdamW(adamw, lr=0.0, betas=config.betas, eps=config.eps, fused=True)
-    rest._step_supports_amp_scaling = False  # 16-mixed: unscale before we clip
-    if not muon:
-        return rest
-    return CombinedOptimizer(Muon(muon, config.momentum, config.weight_decay), rest)
+    parts = [Muon(muon, config.momentum, config.weight_decay)] if muon else []
+    return CombinedOptimizer(*parts, rest)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
@@ -246,9 +243,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 
 def skip_step_if(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
-    """Let the next step leave weights and state as they are where `skip`, a bool scalar, is true.
+    """Make the next step change neither weights nor state if `skip`, a bool scalar, is true.
 
-    The device decides, so nobody waits for it; torch's fused optimizers know it as `found_inf`.
+    The device decides, without a transfer to the host; torch's fused optimizers call this `found_inf`.
     """
     for part in getattr(optimizer, "optimizers", [optimizer]):
         part.found_inf = skip.float()

@@ -27,7 +27,7 @@ def inverse_sqrt_decay(progress: float) -> float:
 
 
 def warmup_steps(config: ScheduleConfig, total: int) -> int:
-    """Return the warm-up of a run of `total` steps, in steps; a decay has none."""
+    """Return the warm-up of a run of `total` steps, in steps; the decay schedule has none."""
     if config.name == "decay":
         return 0
     if config.warmup_steps is not None:

@@ -187,9 +187,8 @@ def finish(outcome: Outcome, loggers: Sequence[Logger], title: str | None = None
     facts = {name: summary[name] for name in ("task", "seed", "num_train_examples", "epoch", "val_loss")}
     facts |= settings_of(config)
     architecture = architecture_of(model.config, model.classifier_config)
-    card = model_card(
-        str(folder / "model"), model.config, facts | summary["metrics"], architecture, task.labels
-    )
+    name = title or str(config.name)
+    card = model_card(name, model.config, facts | summary["metrics"], architecture, task.labels)
     start, checked = tokenizer_folder(config), np.arange(min(len(parts.validation), CHECKED_EXAMPLES))
     save_pretrained(
         folder / "model",

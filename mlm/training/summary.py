@@ -78,7 +78,7 @@ def finish_run(
         model,
         corpus.tokenizer,
         model_max_length=(start and longest_row(start, model.config)) or config.data.seq_len,
-        card=model_card(str(folder / "model"), model.config, facts, architecture_of(model.config)),
+        card=model_card(str(config.name), model.config, facts, architecture_of(model.config)),
         rows=first_documents(corpus.validation),
         start=start,
     )

@@ -12,6 +12,7 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
+    BertModel,
     ModernBertConfig,
     ModernBertForMaskedLM,
     RobertaConfig,
@@ -154,7 +155,7 @@ def test_a_weight_under_two_names_is_refused(broken):
     tensors = load_file(folder / "model.safetensors")
     tensors["bert.embeddings.LayerNorm.gamma"] = tensors["bert.embeddings.LayerNorm.weight"] + 1
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(InputError, match=r"have two of bert\.embeddings\.LayerNorm\.weight"):
+    with pytest.raises(InputError, match=r"old and a new name .*: bert\.embeddings\.LayerNorm\.weight$"):
         load_encoder(folder)
 
 
@@ -190,3 +191,18 @@ def test_any_pooling_can_be_put_on_any_model(kind, pooling, whole):
     model = load_classifier(whole[kind], ClassifierConfig(("a", "b")), pooling)
     assert model.config.pooling == pooling
     assert (model.pooler.norm is None) == pooling.startswith("cls_")
+
+
+def test_pooler_of_a_file_without_head_is_left_out_when_pooling_changes(whole, tmp_path):
+    bare = BertForMaskedLM.from_pretrained(whole["bert"]).base_model
+    BertModel(bare.config).save_pretrained(tmp_path)  # with a pooler, and without the prefix of its names
+    theirs = load_file(tmp_path / "model.safetensors")["pooler.dense.weight"]
+    head = ClassifierConfig(("a", "b"))
+    assert torch.equal(load_classifier(tmp_path, head).pooler.dense.weight, theirs)
+    assert not torch.equal(load_classifier(tmp_path, head, "mean").pooler.dense.weight, theirs)
+
+
+def test_head_is_described_without_reading_the_weights(broken):
+    folder = broken("classifier")
+    (folder / "model.safetensors").write_bytes(b"")
+    assert read_classifier_config(folder).labels == ("LABEL_0", "LABEL_1")

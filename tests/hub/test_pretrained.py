@@ -128,6 +128,17 @@ def test_model_folder_is_replaced_whole(folder, model, tokenizer):
     assert sorted(os.listdir(folder)) == FILES
 
 
+def test_saving_recovers_what_a_killed_process_left(folder, model, tokenizer):
+    folder.rename(folder.with_name(".model.12.old"))  # killed between two renames
+    folder.with_name(".model.12.part").mkdir()
+    with torch.no_grad():
+        model.head.bias[3] = float("nan")
+    with pytest.raises(InputError, match="not finite"):
+        save_pretrained(folder, model, tokenizer, 32, "# New")
+    assert os.listdir(folder.parent) == ["model"]
+    assert load_pretrained(folder).head.bias[3] == 0
+
+
 def test_folder_with_other_files_is_left_alone(folder, model, tokenizer):
     (folder / "thesis.txt").write_text("mine")
     with pytest.raises(InputError, match=r"taken by something else \(thesis.txt\)"):
@@ -161,9 +172,7 @@ def test_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, tokenizer, wr
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before[written]) - 1, hard))
     try:
-        with pytest.raises(
-            DiskError, match=r"/model: the model cannot be saved: .*File too large.*; make room"
-        ):
+        with pytest.raises(DiskError, match=r"/model: cannot be written: File too large .*; make room"):
             save_pretrained(folder, model, tokenizer, 32, "# New")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -356,7 +365,9 @@ def test_parts_that_do_not_fit_their_index_are_named(shards, folder):
     content = json.loads(shards.read_text())
     file = next(iter(content["weight_map"].values()))
     shards.write_text(json.dumps({"weight_map": {**content["weight_map"], "extra.weight": file}}))
-    with pytest.raises(InputError, match=rf"{file} does not hold what .*index.json says: extra.weight"):
+    with pytest.raises(
+        InputError, match=rf"{file} does not hold the weights that .*index.json lists: extra.weight"
+    ):
         load_pretrained(folder)
     shards.write_text(json.dumps(content))
     (folder / file).unlink()

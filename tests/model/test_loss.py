@@ -1,4 +1,4 @@
-"""The summed loss against torch's cross-entropy."""
+"""The losses against torch's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from mlm.config.data import IGNORE_INDEX
 from mlm.model import loss
-from mlm.model.loss import summed_cross_entropy
+from mlm.model.loss import mean_loss, summed_cross_entropy, summed_label_loss
 
 LABELS = torch.tensor([[3, IGNORE_INDEX, 0], [10, 7, IGNORE_INDEX]])
 
@@ -68,3 +68,45 @@ def test_an_impossible_token_that_is_not_asked_for_changes_nothing():
     found.backward()
     assert found.isfinite()
     assert logits.grad.isfinite().all()
+
+
+CLASSES = torch.tensor([2, 0, 1, 2, 2, 0, 1])
+LABELLED = {
+    "classes": (CLASSES, {"label_smoothing": 0.0}),
+    "smoothed": (CLASSES, {"label_smoothing": 0.1}),
+    "regression": (torch.linspace(-1, 2, 7), {}),
+    "multilabel": (F.one_hot(CLASSES, 3).float() + F.one_hot(CLASSES.roll(1), 3) > 0, {}),
+}
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([0.5, 3.0, 1.25])], ids=["plain", "weighted"])
+@pytest.mark.parametrize("kind", LABELLED)
+def test_label_loss_equals_torch_and_adds_up_over_parts(kind, weights):
+    labels, smoothing = LABELLED[kind]
+    labels = labels.float() if labels.dtype == torch.bool else labels
+    if kind == "regression":
+        weights = None
+    logits = torch.randn(7, 1 if kind == "regression" else 3, generator=torch.Generator().manual_seed(1))
+    logits = logits.requires_grad_()
+    if kind == "multilabel":
+        expected = F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights)
+    elif kind == "regression":
+        expected = F.mse_loss(logits[:, 0], labels)
+    else:
+        expected = F.cross_entropy(logits, labels, weights, **smoothing)
+    whole = mean_loss(logits, labels, weights, *smoothing.values())
+    bounds = [slice(0, 1), slice(1, 5), slice(5, 7)]
+    parts = [summed_label_loss(logits[part], labels[part], weights, **smoothing) for part in bounds]
+    accumulated = sum(loss for loss, _ in parts) / sum(weight for _, weight in parts)
+    for found in (whole, accumulated):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+        gradients = [torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (found, expected)]
+        torch.testing.assert_close(*gradients, atol=1e-6, rtol=0)
+
+
+def test_label_loss_of_half_precision_logits_and_of_no_examples_is_float32():
+    empty = torch.empty(0, 3, dtype=torch.bfloat16, requires_grad=True)
+    loss, weight = summed_label_loss(empty, torch.empty(0, dtype=torch.long), torch.ones(3))
+    assert loss.dtype == weight.dtype == torch.float32
+    assert (loss.item(), weight.item()) == (0, 0)
+    loss.backward()

@@ -189,5 +189,34 @@ def test_a_skipped_step_leaves_no_trace(name):
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_scaled_gradients_are_unscaled_before_they_are_clipped(name):
     """Half precision: Lightning leaves that to optimizers that say they do it, as a fused AdamW does."""
+    from lightning.pytorch.plugins.precision import MixedPrecision
+
     optimizer = build_optimizer(Net(), OptimizerConfig(name=name))
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+    plugin.clip_gradients(optimizer, 1.0)  # raises for an optimizer that unscales by itself
     assert not getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def test_one_optimizer_alone_keeps_the_checkpoint_format_of_torch():
+    model, config = Net(), OptimizerConfig(name="adamw", lr=1e-2)
+    optimizer = build_optimizer(model, config)
+    set_learning_rate(optimizer, 1.0)
+    train(model, optimizer)
+    plain = torch.optim.AdamW(model.parameters(), fused=True)
+    assert optimizer.state_dict().keys() == plain.state_dict().keys()
+    assert optimizer.state_dict()["state"].keys() == set(range(len(list(model.parameters()))))
+
+
+def test_closure_is_evaluated_once_with_gradients():
+    model, calls = Net(), []
+    optimizer = build_optimizer(model, OptimizerConfig(name="muon"))
+
+    def closure():
+        calls.append(torch.is_grad_enabled())
+        loss = model.loss(torch.arange(5))
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        assert optimizer.step(closure) > -math.inf
+    assert calls == [True]
