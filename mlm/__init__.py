@@ -15,15 +15,16 @@ Reading order: `training/pretraining.py`, `model/encoder.py`, `masking.py`, `dat
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-__all__ = ["load_pretrained"]
+__all__ = ["Predictor", "load_pretrained"]
+
+_PLACES = {"load_pretrained": "mlm.hub", "Predictor": "mlm.evaluation.predictor"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is heavy only when it is asked for."""
-    if name == "load_pretrained":
-        from mlm.hub import load_pretrained
-
-        return load_pretrained
+    """Import the public names on first use, because torch takes seconds to import."""
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

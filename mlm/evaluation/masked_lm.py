@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from tqdm import tqdm
+from torchmetrics import Metric
 
 from mlm.config.data import IGNORE_INDEX
 from mlm.config.errors import InputError
@@ -22,7 +22,10 @@ from mlm.data.collate import MaskedBatch, MaskedRows, Rows, build_masking
 from mlm.data.corpus import prepare_evaluation
 from mlm.data.sampler import ValidationSampler
 from mlm.evaluation.classifier import evaluate_classifier
-from mlm.files import replacing
+from mlm.evaluation.metrics import score_table
+from mlm.evaluation.predictor import progress_bar
+from mlm.evaluation.torch_backend import pick_device
+from mlm.files import write_json
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import holds_classifier, load_masked_lm
 from mlm.masking import Masking
@@ -37,31 +40,55 @@ VALIDATION_SEED = 20_181_011
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class MaskedLMScores:
-    """Scores over all masked tokens of a text."""
+class MaskedLMScores(Metric):
+    """Loss, perplexity and accuracy over masked tokens, summed over batches and ranks in float64.
 
-    loss: float
-    """Mean negative log-likelihood of the masked tokens, in nats."""
-    masked_accuracy: float
-    """Share of the masked tokens that the model ranks first."""
-    num_masked: int
-    """Masked tokens."""
+    Args:
+        device: where the sums are kept; in float32 on MPS, which has no float64.
+        kwargs: of `torchmetrics.Metric`, such as `sync_on_compute=False` for the batches of one rank alone.
+    """
 
-    @property
-    def perplexity(self) -> float:
-        """exp(loss); infinite where that overflows."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
+    full_state_update = False
+    summed_loss: Tensor
+    num_correct: Tensor
+    num_masked: Tensor
 
-    @classmethod
-    def from_sums(cls, sums: Tensor) -> MaskedLMScores:
-        """Divide what `score_batches` summed, over any number of ranks."""
+    def __init__(self, device: torch.device | str = "cpu", **kwargs: Any):
+        super().__init__(**kwargs)
+        dtype = torch.float32 if torch.device(device).type == "mps" else torch.float64
+        for name in ("summed_loss", "num_correct", "num_masked"):
+            self.add_state(name, torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
+        self.to(device)
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            logits: (..., V) float.
+            labels: (...) int64, IGNORE_INDEX where nothing is predicted.
+        """
+        logits = logits.float()  # a CPU finds the largest of bfloat16 four times slower
+        masked = labels != IGNORE_INDEX
+        self.summed_loss += summed_cross_entropy(logits, labels)
+        self.num_correct += ((logits.argmax(-1) == labels) & masked).sum()
+        self.num_masked += masked.sum()
+
+    def compute(self) -> dict[str, float]:
+        """Return loss in nats, perplexity, masked_accuracy and num_masked as Python numbers.
+
+        The first three are means over the masked tokens; 0, and a perplexity of 1, if there are none.
+        """
+        sums = torch.stack([self.summed_loss, self.num_correct, self.num_masked])
         loss, correct, masked = sums.tolist()
-        return cls(loss / max(masked, 1), correct / max(masked, 1), int(masked))
-
-    def metrics(self) -> dict[str, float]:
-        """Return the scores by their names in the metrics table."""
-        return {"loss": self.loss, "perplexity": self.perplexity, "masked_accuracy": self.masked_accuracy}
+        loss /= max(masked, 1)
+        perplexity = math.exp(loss) if loss < 700 else math.inf  # exp overflows
+        accuracy = correct / max(masked, 1)
+        return {
+            "loss": loss,
+            "perplexity": perplexity,
+            "masked_accuracy": accuracy,
+            "num_masked": int(masked),
+        }
 
 
 def frozen_batches(
@@ -73,19 +100,22 @@ def frozen_batches(
 
 
 @torch.no_grad()
-def score_batches(model: MaskedLM, batches: Iterable[MaskedBatch], device: torch.device) -> Tensor:
-    """Return summed loss, correct predictions and masked tokens, (3,) float64, without touching the mode."""
-    sums = torch.zeros(3, dtype=torch.float64)
+def score_batches(
+    model: MaskedLM, batches: Iterable[MaskedBatch], device: torch.device, sync: bool = True
+) -> dict[str, float]:
+    """Return what `MaskedLMScores` computes over batches, without changing the mode of the model.
+
+    Args:
+        model: on the device.
+        batches: of this rank.
+        device: where to compute.
+        sync: add the batches of all ranks, each of which then has to call this.
+    """
+    scores = MaskedLMScores(device, sync_on_compute=sync)
     for batch in batches:
-        labels = batch["labels"].to(device)
         inputs = (batch[name].to(device) for name in ("input_ids", "attention_mask", "masked_positions"))
-        logits = model(*inputs).float()  # a CPU finds the largest of bfloat16 four times slower
-        correct = (logits.argmax(-1) == labels) & (labels != IGNORE_INDEX)
-        scores = torch.stack(
-            [summed_cross_entropy(logits, labels), correct.sum(), (labels != IGNORE_INDEX).sum()]
-        )
-        sums += scores.double().cpu()
-    return sums.to(device, torch.float32 if device.type == "mps" else torch.float64)
+        scores.update(model(*inputs), batch["labels"].to(device))
+    return scores.compute()
 
 
 def evaluate(config: EvaluateConfig) -> int:
@@ -109,21 +139,15 @@ def evaluate(config: EvaluateConfig) -> int:
     masking = build_masking(config.masking, config.masking.validation_mask_rate, tokenizer)
     batches = frozen_batches(rows, masking, config.batch_size)
     share_cores(1)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    sums = score_batches(model.to(device).eval(), tqdm(batches, "evaluating", leave=False), device)
-    scores = MaskedLMScores.from_sums(sums)
-    num_bytes = rows.num_bytes
-    num_tokens = rows.table.pieces.num_tokens
-    facts = {
-        **scores.metrics(),
-        "nats_per_byte": scores.loss * num_tokens / num_bytes,
-        "num_masked": scores.num_masked,
-        "num_tokens": num_tokens,
-        "num_bytes": num_bytes,
-    }
-    for name, value in facts.items():
-        print(f"{name:16} {value:,.4f}" if isinstance(value, float) else f"{name:16} {value:,}")
+    device = pick_device()
+    with progress_bar("evaluating", "batch", iterable=batches) as bar:
+        scores = score_batches(model.to(device).eval(), bar, device)
+    num_tokens, num_bytes = rows.table.pieces.num_tokens, rows.num_bytes
+    num_masked = scores.pop("num_masked")
+    scores["nats_per_byte"] = scores["loss"] * num_tokens / num_bytes
+    counts = {"num_masked": num_masked, "num_tokens": num_tokens, "num_bytes": num_bytes}
+    facts = scores | counts
+    print("\n".join(score_table(facts)))
     if config.output:
-        with replacing(Path(config.output), "place") as unfinished:
-            unfinished.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        write_json(Path(config.output), facts)
     return 0

@@ -24,7 +24,7 @@ from mlm.config.launch import is_first_process
 from mlm.config.training import TrainerConfig
 from mlm.data.collate import Rows
 from mlm.data.sampler import TrainingSampler
-from mlm.evaluation.masked_lm import MaskedLMScores, score_batches
+from mlm.evaluation.masked_lm import score_batches
 from mlm.optim.schedule import warmup_steps
 from mlm.training.checkpoint import checkpoint_path, checkpoint_step, saved_checkpoints
 from mlm.training.sharding import ShardedStrategy, keep_company
@@ -179,9 +179,9 @@ class Validation(StepCallback):
         with trainer.precision_plugin.forward_context():
             if isinstance(trainer.strategy, ShardedStrategy):
                 keep_company(module.model, len(batches), trainer.strategy)
-            sums = score_batches(module.model, batches, module.device)
+            scores = score_batches(module.model, batches, module.device)
         module.train()
-        scores = MaskedLMScores.from_sums(trainer.strategy.reduce(sums, reduce_op="sum")).metrics()
+        del scores["num_masked"]
         module.step_metrics |= {f"val/{name}": value for name, value in scores.items()}
         return scores
 

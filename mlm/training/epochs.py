@@ -21,7 +21,7 @@ from mlm.config.finetune import FinetuneConfig
 from mlm.data.examples import EncodedExamples
 from mlm.data.labelled import Examples, LabelledTask
 from mlm.evaluation.metrics import task_metrics
-from mlm.evaluation.predict import predict_logits
+from mlm.evaluation.torch_backend import predict_logits
 from mlm.model.loss import mean_loss
 from mlm.training.callbacks import Progress, StepCallback
 from mlm.training.reporting import end_tracking

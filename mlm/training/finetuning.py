@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import numpy as np
@@ -34,7 +34,8 @@ from mlm.data.examples import EncodedExamples, EpochSampler, LabelledBatch, enco
 from mlm.data.labelled import Examples, LabelledTask
 from mlm.data.labels import class_weights, label_counts
 from mlm.data.tasks import choose_task
-from mlm.evaluation.predict import classify, max_length, predict_logits, tell_truncated
+from mlm.evaluation.predictor import resolve_max_length, warn_truncated
+from mlm.evaluation.torch_backend import classify, predict_logits
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_classifier, read_shape
 from mlm.model.attention import matrix_blocks
@@ -161,7 +162,7 @@ def prepare(config: FinetuneConfig, selects: bool = False) -> Prepared:
     tokenizer = choose_tokenizer(config)
     model = build_model(config, task, tokenizer)
     model.config.check_fit(num_ids(tokenizer), seq_len=1)
-    longest = max_length(model.config, config.data.max_length, "data.max_length")
+    longest = resolve_max_length(model.config, config.data.max_length, "data.max_length")
     encoded_by = json.dumps([wanted, tokenizer_digest(tokenizer), longest])
     parts: Parts = keep_last("parts", encoded_by, lambda: encode_parts(task, tokenizer, longest))
     prepared = Prepared(task, tokenizer, model, parts.train, parts.validation, parts.test, parts.scored)
@@ -185,7 +186,7 @@ def encode_parts(task: LabelledTask, tokenizer: Tokenizer, longest: int | None) 
 
     def encode(part: Examples, name: str) -> EncodedExamples:
         encoded = encode_examples(tokenizer, part, longest)
-        tell_truncated(encoded.num_truncated, len(encoded), name, longest)
+        warn_truncated(encoded.num_truncated, len(encoded), name, longest)
         return encoded
 
     return Parts(
@@ -292,7 +293,7 @@ def train(config: FinetuneConfig, folder: Path, prepared: Prepared) -> int:
     assert labels is not None, "training examples have labels"
     weights = class_weights(config.head.class_weights, prepared.task.labels, labels)
     module = FinetuneModule(model, config, progress, weights)
-    trainer.fit(module, DataLoader(prepared.train, sampler=sampler, batch_size=None))
+    trainer.fit(module, DataLoader(cast(Any, prepared.train), sampler=sampler, batch_size=None))
     try:
         if stop.signal is not None and trainer.global_step < steps:
             text = "stopped by signal %d after step %d of %d; nothing of this run is kept"

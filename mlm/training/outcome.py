@@ -19,7 +19,8 @@ from mlm.config.model import LabelType
 from mlm.data.examples import EncodedExamples
 from mlm.data.labelled import Examples, LabelledTask
 from mlm.evaluation.metrics import class_table, confusion_matrix, counts_of_classes, predicted, task_metrics
-from mlm.evaluation.predict import arguments, predict_logits, write_predictions
+from mlm.evaluation.predict import write_predictions
+from mlm.evaluation.torch_backend import arguments, predict_logits
 from mlm.hub.card import model_card
 from mlm.hub.families import architecture_of
 from mlm.hub.pretrained import save_pretrained

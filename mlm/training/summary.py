@@ -17,7 +17,7 @@ from mlm.config.experiment import PretrainConfig
 from mlm.config.launch import command_for
 from mlm.data.collate import Rows, build_masking
 from mlm.data.corpus import Corpus
-from mlm.evaluation.masked_lm import MaskedLMScores, frozen_batches, score_batches
+from mlm.evaluation.masked_lm import frozen_batches, score_batches
 from mlm.hub.card import model_card
 from mlm.hub.families import architecture_of
 from mlm.hub.pretrained import save_pretrained
@@ -107,8 +107,7 @@ def score_held_out(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> d
     masking = build_masking(config.masking, config.masking.validation_mask_rate, corpus.tokenizer)
     rows = min(config.trainer.global_batch_size, SCORED_ROWS)
     batches = frozen_batches(corpus.validation, masking, rows)
-    sums = score_batches(model.eval(), batches, next(model.parameters()).device)
-    return MaskedLMScores.from_sums(sums).metrics()
+    return score_batches(model.eval(), batches, next(model.parameters()).device, sync=False)
 
 
 def git_commit(package: Path) -> str | None:
