@@ -29,10 +29,10 @@ from mlm.model.loss import summed_cross_entropy
 from mlm.optim.optimizer import build_optimizer, set_learning_rate
 from mlm.optim.schedule import learning_rate_factor
 from mlm.plan import flops_per_token
-from mlm.training.memory import keep_freed_memory, map_large_blocks
 from mlm.training.engine import rescale_and_clip
-from mlm.training.pretraining import prepare
 from mlm.training.hardware import resolve_precision
+from mlm.training.memory import keep_freed_memory, map_large_blocks
+from mlm.training.pretraining import prepare
 
 WARM = 4
 """Steps that are not counted."""

@@ -21,6 +21,7 @@ from typing import Any
 _PUBLIC = {
     "load_config": "mlm.config.parse",
     "load_pretrained": "mlm.hub",
+    "Predictor": "mlm.evaluation.predictor",
     "PretrainModule": "mlm.training.pretraining",
     "PretrainDataModule": "mlm.training.datamodule",
     "FinetuneModule": "mlm.training.finetuning",

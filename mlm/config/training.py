@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from mlm.config.errors import InputError, require, require_finite
 from mlm.config.launch import launched
@@ -75,6 +75,9 @@ DEFAULT_STEPS = 500
 class TrainerConfig:
     """Budget, batch and devices; names are Lightning's where it has one."""
 
+    default_steps: ClassVar[int | None] = DEFAULT_STEPS
+    """Length of a run without any bound."""
+
     max_steps: int | None = None
     """Optimizer steps; first bound wins. null: 500 if no other is set."""
     max_tokens: int | None = None
@@ -113,7 +116,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         for name in ("global_batch_size", "val_every", "save_every", "max_skipped_steps"):
             value = getattr(self, name)
-            require(value > 0, f"trainer.{name}", value, "must be at least 1")
+            require(value is None or value > 0, f"trainer.{name}", value, "must be at least 1")
         for name in ("max_steps", "max_tokens", "micro_batch_size", "keep_every"):
             value = getattr(self, name)
             require(value is None or value > 0, f"trainer.{name}", value, "must be at least 1, or null")
@@ -122,7 +125,7 @@ class TrainerConfig:
         for name, count in (("devices", devices), ("num_nodes", num_nodes)):
             require(count == "auto" or count > 0, f"trainer.{name}", count, "must be at least 1, or auto")
         if self.max_steps is None and self.max_tokens is None and self.max_time is None:
-            self.max_steps = DEFAULT_STEPS
+            self.max_steps = self.default_steps
         if self.max_time is not None:
             parse_duration(self.max_time)
         # With auto the number of devices is not known yet: check what must hold for any number of them.
@@ -153,14 +156,20 @@ class TrainerConfig:
             InputError: the global batch does not divide.
         """
         unit = (self.micro_batch_size or 1) * world_size
-        if self.global_batch_size % unit:
-            near = max(self.global_batch_size // unit, 1) * unit
+        if self.rows_per_step % unit:
+            near = max(self.rows_per_step // unit, 1) * unit
+            name = "global_batch_size" if self.global_batch_size else "batch_size"
             micro = f"trainer.micro_batch_size={self.micro_batch_size} x " if self.micro_batch_size else ""
             raise InputError(
-                f"trainer.global_batch_size={self.global_batch_size} must be a multiple of {micro}"
+                f"trainer.{name}={self.rows_per_step} must be a multiple of {micro}"
                 f"{world_size} device(s); try {near} or {near + unit}"
             )
-        return self.global_batch_size // unit if self.micro_batch_size else 1
+        return self.rows_per_step // unit if self.micro_batch_size else 1
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of an optimizer step over all devices."""
+        return self.global_batch_size
 
     @property
     def bounds(self) -> tuple[int | str | None, ...]:

@@ -13,19 +13,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from tokenizers import Encoding, Tokenizer
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from mlm.config.errors import InputError
 from mlm.counter import permute
 from mlm.data.labelled import Examples
 from mlm.tokenizer import SpecialTokens
+
+if TYPE_CHECKING:  # tokenizing needs no torch, which takes seconds to import
+    from torch import Tensor
 
 Ints = npt.NDArray[np.int64]
 
@@ -58,7 +58,7 @@ class LabelledBatch(TypedDict):
 
 
 @dataclass(frozen=True)
-class EncodedExamples(Dataset[LabelledBatch]):
+class EncodedExamples:
     """Tokenized examples; maps row numbers to a batch."""
 
     ids: npt.NDArray[np.int32]
@@ -90,31 +90,39 @@ class EncodedExamples(Dataset[LabelledBatch]):
 
     def label_tensor(self, rows: Ints | slice = slice(None)) -> Tensor:
         """Return the labels of some rows, or of all, as a batch holds them."""
+        import torch
+
         assert self.labels is not None, "asked for labels that are not known"
         chosen = self.labels[rows]
         return torch.from_numpy(chosen.astype(np.float32) if chosen.dtype.kind in "fb" else chosen)
 
-    def __getitem__(self, rows: Ints) -> LabelledBatch:
-        lengths = self.lengths[rows]
+    def arrays(self, rows: Ints) -> dict[str, Ints]:
+        """Return input_ids, attention_mask and token_type_ids of some rows, each (B, S) int64."""
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
         shape = len(rows), int(lengths.max())
         ids, types, mask = (
             np.full(shape, self.pad, np.int64),
             np.zeros(shape, np.int64),
             np.zeros(shape, np.int64),
         )
-        for out, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True)):
-            start = int(self.offsets[row])
+        for out, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
             ids[out, :length] = self.ids[start : start + length]
             types[out, :length] = self.types[start : start + length]
             mask[out, :length] = 1
-        input_ids, attention_mask, token_type_ids = map(torch.from_numpy, (ids, mask, types))
+        return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+
+    def __getitem__(self, rows: Ints) -> LabelledBatch:
+        import torch
+
+        arrays = self.arrays(rows)
         return LabelledBatch(
             rows=torch.from_numpy(rows),
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
+            input_ids=torch.from_numpy(arrays["input_ids"]),
+            attention_mask=torch.from_numpy(arrays["attention_mask"]),
+            token_type_ids=torch.from_numpy(arrays["token_type_ids"]),
             labels=None if self.labels is None else self.label_tensor(rows),
-            num_tokens=int(lengths.sum()),
+            num_tokens=int(arrays["attention_mask"].sum()),
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +13,11 @@ from mlm.config.evaluation import EvaluateConfig
 from mlm.config.model import ClassifierConfig
 from mlm.data.labelled import Table, read_table
 from mlm.data.labels import label_array, label_ids, label_names, label_numbers
-from mlm.evaluation.metrics import class_table, counts_of_classes, task_metrics
-from mlm.evaluation.predict import check_pairs, read_examples, say, tell_truncated
-from mlm.files import replacing
+from mlm.evaluation.metrics import class_table, counts_of_classes, score_table, task_metrics
+from mlm.evaluation.predict import read_examples, run_inference
+from mlm.evaluation.predictor import check_pairs, read_classifier, warn_truncated
+from mlm.files import write_json
 from mlm.hub.download import model_folder
-from mlm.hub.pretrained import load_classifier
 
 log = logging.getLogger(__name__)
 
@@ -32,27 +31,26 @@ def evaluate_classifier(config: EvaluateConfig) -> int:
     table = read_table(str(config.input), config.encoding)
     examples = read_examples(table, config.text_column, config.text_pair_column)
     folder = model_folder(config.model)
-    classifier = load_classifier(folder).classifier_config
+    classifier = read_classifier(folder)
     check_pairs(classifier, config.text_pair_column)
-    labels = labels_of_model(table, config, classifier)  # a mistake in them is told before hours of work
-    said = say(folder, examples, config.max_length, config.batch_size)
-    if said is None:
+    labels = labels_of_model(table, config, classifier)  # mistakes in them show before hours of work
+    found = run_inference(folder, examples, config.max_length, config.batch_size)
+    if found is None:
         return 0
-    tell_truncated(said.num_truncated, len(examples), table.name, said.longest)
-    facts: dict[str, Any] = task_metrics(classifier.label_type, labels, said.logits)
+    warn_truncated(found.num_truncated, len(examples), table.name, found.max_length)
+    facts: dict[str, Any] = task_metrics(classifier.label_type, labels, found.logits)
     facts["num_examples"] = len(examples)
-    for name, value in facts.items():
-        print(f"{name:22} {value:.4f}" if isinstance(value, float) else f"{name:22} {value:,}")
+    lines = score_table(facts)
     if classifier.label_type != "regression":
-        counts = counts_of_classes(classifier.labels, labels, said.logits)
-        print("\n".join(class_table(counts)))
-        named = [label for label, count in counts["predicted_counts"].items() if count]
-        if len(named) < 2:
-            log.warning("only one class is predicted: %s", *named or ["none at all"])
+        counts = counts_of_classes(classifier.labels, labels, found.logits)
+        lines += class_table(counts)
+        predicted = [label for label, count in counts["predicted_counts"].items() if count]
+        if len(predicted) < 2:
+            log.warning("only one class is predicted: %s", *predicted or ["none at all"])
         facts |= counts
+    print("\n".join(lines))
     if config.output:
-        with replacing(Path(config.output), "place") as unfinished:
-            unfinished.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        write_json(Path(config.output), facts)
     return 0
 
 

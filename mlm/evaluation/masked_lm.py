@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-import torchmetrics
+from torch import Tensor
 from torch.utils.data import DataLoader
-from tqdm import tqdm
+from torchmetrics import Metric
 
 from mlm.config.data import IGNORE_INDEX
 from mlm.config.errors import InputError
@@ -21,10 +22,14 @@ from mlm.data.collate import MaskedBatch, MaskedRows, Rows, build_masking
 from mlm.data.corpus import prepare_evaluation
 from mlm.data.sampler import ValidationSampler
 from mlm.evaluation.classifier import evaluate_classifier
-from mlm.files import replacing
+from mlm.evaluation.metrics import score_table
+from mlm.evaluation.predictor import progress_bar
+from mlm.evaluation.torch_backend import pick_device
+from mlm.files import write_json
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import holds_classifier, load_masked_lm
 from mlm.masking import Masking
+from mlm.model.heads import MaskedLM
 from mlm.model.loss import summed_cross_entropy
 from mlm.tokenizer import load_tokenizer, num_ids
 
@@ -35,28 +40,53 @@ VALIDATION_SEED = 20_181_011
 log = logging.getLogger(__name__)
 
 
-class MaskedLMScores(torchmetrics.Metric):
-    """Loss."""
+class MaskedLMScores(Metric):
+    """Loss, perplexity and accuracy over masked tokens, summed over batches and ranks in float64.
 
-    def __init__(self):
-        super().__init__()
-        self.add_state("sums", torch.zeros(3, dtype=torch.float64), dist_reduce_fx="sum")
+    Args:
+        device: where the sums are kept; in float32 on MPS, which has no float64.
+        kwargs: of `torchmetrics.Metric`, such as `sync_on_compute=False` for the batches of one rank alone.
+    """
 
-    def update(self, logits, labels):
-        logits = logits.float()
-        correct = (logits.argmax(-1) == labels) & (labels != IGNORE_INDEX)
-        scores = torch.stack(
-            [summed_cross_entropy(logits, labels), correct.sum(), (labels != IGNORE_INDEX).sum()]
-        )
-        self.sums += scores.double()
+    full_state_update = False
+    summed_loss: Tensor
+    num_correct: Tensor
+    num_masked: Tensor
 
-    def compute(self):
-        loss, correct, masked = self.sums.tolist()
-        loss = loss / max(masked, 1)
+    def __init__(self, device: torch.device | str = "cpu", **kwargs: Any):
+        super().__init__(**kwargs)
+        dtype = torch.float32 if torch.device(device).type == "mps" else torch.float64
+        for name in ("summed_loss", "num_correct", "num_masked"):
+            self.add_state(name, torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
+        self.to(device)
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            logits: (..., V) float.
+            labels: (...) int64, IGNORE_INDEX where nothing is predicted.
+        """
+        logits = logits.float()  # a CPU finds the largest of bfloat16 four times slower
+        masked = labels != IGNORE_INDEX
+        self.summed_loss += summed_cross_entropy(logits, labels)
+        self.num_correct += ((logits.argmax(-1) == labels) & masked).sum()
+        self.num_masked += masked.sum()
+
+    def compute(self) -> dict[str, float]:
+        """Return loss in nats, perplexity, masked_accuracy and num_masked as Python numbers.
+
+        The first three are means over the masked tokens; 0, and a perplexity of 1, if there are none.
+        """
+        sums = torch.stack([self.summed_loss, self.num_correct, self.num_masked])
+        loss, correct, masked = sums.tolist()
+        loss /= max(masked, 1)
+        perplexity = math.exp(loss) if loss < 700 else math.inf  # exp overflows
+        accuracy = correct / max(masked, 1)
         return {
             "loss": loss,
-            "perplexity": math.exp(loss) if loss < 700 else math.inf,
-            "masked_accuracy": correct / max(masked, 1),
+            "perplexity": perplexity,
+            "masked_accuracy": accuracy,
             "num_masked": int(masked),
         }
 
@@ -70,15 +100,21 @@ def frozen_batches(
 
 
 @torch.no_grad()
-def score_batches(model, batches):
-    scores = MaskedLMScores()
-    device = next(model.parameters()).device
-    scores.to(device)
+def score_batches(
+    model: MaskedLM, batches: Iterable[MaskedBatch], device: torch.device, sync: bool = True
+) -> dict[str, float]:
+    """Return what `MaskedLMScores` computes over batches, without changing the mode of the model.
+
+    Args:
+        model: on the device.
+        batches: of this rank.
+        device: where to compute.
+        sync: add the batches of all ranks, each of which then has to call this.
+    """
+    scores = MaskedLMScores(device, sync_on_compute=sync)
     for batch in batches:
-        logits = model(
-            *(batch[name].to(device) for name in ("input_ids", "attention_mask", "masked_positions"))
-        )
-        scores.update(logits, batch["labels"].to(device))
+        inputs = (batch[name].to(device) for name in ("input_ids", "attention_mask", "masked_positions"))
+        scores.update(model(*inputs), batch["labels"].to(device))
     return scores.compute()
 
 
@@ -103,21 +139,15 @@ def evaluate(config: EvaluateConfig) -> int:
     masking = build_masking(config.masking, config.masking.validation_mask_rate, tokenizer)
     batches = frozen_batches(rows, masking, config.batch_size)
     share_cores(1)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    sums = score_batches(model.to(device).eval(), tqdm(batches, "evaluating", leave=False), device)
-    scores = MaskedLMScores.from_sums(sums)
-    num_bytes = rows.num_bytes
-    num_tokens = rows.table.pieces.num_tokens
-    facts = {
-        **scores.metrics(),
-        "nats_per_byte": scores.loss * num_tokens / num_bytes,
-        "num_masked": scores.num_masked,
-        "num_tokens": num_tokens,
-        "num_bytes": num_bytes,
-    }
-    for name, value in facts.items():
-        print(f"{name:16} {value:,.4f}" if isinstance(value, float) else f"{name:16} {value:,}")
+    device = pick_device()
+    with progress_bar("evaluating", "batch", iterable=batches) as bar:
+        scores = score_batches(model.to(device).eval(), bar, device)
+    num_tokens, num_bytes = rows.table.pieces.num_tokens, rows.num_bytes
+    num_masked = scores.pop("num_masked")
+    scores["nats_per_byte"] = scores["loss"] * num_tokens / num_bytes
+    counts = {"num_masked": num_masked, "num_tokens": num_tokens, "num_bytes": num_bytes}
+    facts = scores | counts
+    print("\n".join(score_table(facts)))
     if config.output:
-        with replacing(Path(config.output), "place") as unfinished:
-            unfinished.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        write_json(Path(config.output), facts)
     return 0

@@ -12,16 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig
 from mlm.cores import share_cores
-from mlm.data.examples import encode_examples
 from mlm.data.glue import TASKS, read_part
-from mlm.evaluation.predict import max_length, predict_logits, tell_truncated
-from mlm.hub.pretrained import load_classifier
-from mlm.tokenizer import load_tokenizer
+from mlm.evaluation.predictor import Predictor, read_classifier, warn_truncated
 
 HIGHEST_SCORE = 5.0
 """Scores of STS-B lie between 0 and this."""
@@ -43,14 +39,12 @@ def answer(
     Raises:
         InputError: the file cannot be read, or the model has other classes.
     """
-    examples, classifier = read_part(task, part, glue_dir), load_classifier(model)
-    longest = max_length(classifier.config, longest, "data.max_length")
-    encoded = encode_examples(load_tokenizer(model), examples, longest)
-    tell_truncated(encoded.num_truncated, len(encoded), f"{task}, {part}", longest)
     share_cores(1)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    logits = predict_logits(classifier.to(device), encoded, batch_size)
-    return spell(task, logits, classifier.classifier_config)
+    predictor = Predictor(model, batch_size=batch_size, max_length=longest)
+    classifier = read_classifier(predictor.folder)
+    encoded = predictor.encode(read_part(task, part, glue_dir))
+    warn_truncated(encoded.num_truncated, len(encoded), f"{task}, {part}", predictor.max_length)
+    return spell(task, predictor.logits(encoded), classifier)
 
 
 def spell(task: str, logits: npt.NDArray[np.float64], classifier: ClassifierConfig) -> list[str]:

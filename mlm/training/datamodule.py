@@ -34,7 +34,7 @@ from mlm.data.labels import label_counts
 from mlm.data.sampler import RowBatch, TrainingSampler
 from mlm.data.tasks import choose_task
 from mlm.evaluation.masked_lm import frozen_batches
-from mlm.evaluation.predict import max_length, tell_truncated
+from mlm.evaluation.predictor import resolve_max_length, warn_truncated
 from mlm.files import shorten
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import read_shape
@@ -67,7 +67,7 @@ class PretrainDataModule(StepDataModule):
 
     def set_corpus(self, corpus: Corpus) -> None:
         """Use this text."""
-        self.corpus, size = corpus, self.config.trainer.global_batch_size
+        self.corpus, size = corpus, self.config.trainer.rows_per_step
         self._order = TrainingSampler(
             len(corpus.train), self.config.seed, size, size, parts=corpus.train.parts
         )
@@ -92,7 +92,7 @@ class PretrainDataModule(StepDataModule):
 
     def _index(self, rows: int) -> Ints:
         """Return the places in the run of the rows of a step; under a stock Trainer epochs are whole."""
-        end = rows + self.config.trainer.global_batch_size
+        end = rows + self.config.trainer.rows_per_step
         return np.arange(rows, end if self.module().managed else min(end, self.epoch_end(rows)))
 
     def num_tokens(self, rows: Ints) -> int:
@@ -114,7 +114,7 @@ class PretrainDataModule(StepDataModule):
                 pin_memory=self.on_gpu,
             )
 
-        managed, steps = self.module().managed, -(-self.num_rows // self.config.trainer.global_batch_size)
+        managed, steps = self.module().managed, -(-self.num_rows // self.config.trainer.rows_per_step)
         return TrainingLoader(batches, None if managed else steps * self.passes)
 
     def _shares(self) -> Iterator[RowBatch]:
@@ -142,7 +142,7 @@ class PretrainDataModule(StepDataModule):
             progress = module.progress
             return lambda step: mask_rate_at(masking, step, *(progress.mask_rate_steps or (0, None)))
         else:
-            total = planned_steps(settings, self.corpus.train.tokens_per_row * settings.global_batch_size)
+            total = planned_steps(settings, self.corpus.train.tokens_per_row * settings.rows_per_step)
         return lambda step: mask_rate_at(masking, step, 0, total)
 
     def val_dataloader(self) -> TrainingLoader:
@@ -233,7 +233,7 @@ class FinetuneDataModule(StepDataModule):
             else read_shape(str(config.model))
         )
         shape.check_fit(num_ids(self.tokenizer), seq_len=1)
-        longest = max_length(shape, config.data.max_length, "data.max_length")
+        longest = resolve_max_length(shape, config.data.max_length, "data.max_length")
         encoded_by = json.dumps([wanted, tokenizer_digest(self.tokenizer), longest])
         self.parts = keep_last("parts", encoded_by, lambda: encode_parts(self.task, self.tokenizer, longest))
         mean = self.parts.train.lengths.mean()
@@ -249,7 +249,7 @@ class FinetuneDataModule(StepDataModule):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of one epoch."""
-        return -(-self.num_rows // self.config.trainer.global_batch_size)
+        return -(-self.num_rows // self.config.trainer.rows_per_step)
 
     def step_rows(self, step: int, rows: int) -> Ints:
         """Return the examples of an optimizer step."""
@@ -259,7 +259,7 @@ class FinetuneDataModule(StepDataModule):
         return self._batches[1][number]
 
     def _batches_of(self, epoch: int) -> list[Ints]:
-        size = self.config.trainer.global_batch_size
+        size = self.config.trainer.rows_per_step
         return batches_by_length(self.parts.train.lengths, size, self.config.seed, epoch)
 
     def num_tokens(self, rows: Ints) -> int:
@@ -297,7 +297,7 @@ def encode_parts(task: LabelledTask, tokenizer: Tokenizer, longest: int | None) 
 
     def encode(part: Examples, name: str) -> EncodedExamples:
         encoded = encode_examples(tokenizer, part, longest)
-        tell_truncated(encoded.num_truncated, len(encoded), name, longest)
+        warn_truncated(encoded.num_truncated, len(encoded), name, longest)
         return encoded
 
     return Parts(

@@ -104,7 +104,7 @@ class StepDataModule(pl.LightningDataModule):
     @property
     def micro_batch_size(self) -> int:
         """Rows per pass on one device, rounded up."""
-        return -(-self.config.trainer.global_batch_size // (self._trainer_of().world_size * self.passes))
+        return -(-self.config.trainer.rows_per_step // (self._trainer_of().world_size * self.passes))
 
     def shares(self, rows: Ints) -> list[Ints]:
         """Return this rank's rows of an optimizer step, one array per pass; together all ranks have all."""

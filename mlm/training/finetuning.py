@@ -33,7 +33,7 @@ from mlm.data.examples import (
 from mlm.data.labelled import LabelledTask
 from mlm.data.labels import class_weights
 from mlm.evaluation.metrics import LabelledPredictions
-from mlm.evaluation.predict import classify, predict_logits
+from mlm.evaluation.torch_backend import classify, predict_logits
 from mlm.hub.pretrained import load_classifier
 from mlm.model.attention import matrix_blocks
 from mlm.model.depth import freeze, layer_decay
@@ -252,7 +252,7 @@ def identity_of(
         "tokenizer": tokenizer_digest(data.tokenizer),
         "examples": train.digest(),
         "seed": config.seed,
-        "trainer.batch_size": config.trainer.global_batch_size,
+        "trainer.batch_size": config.trainer.rows_per_step,
         "optimizer.name": config.optimizer.name,
         **{f"model.{name}": value for name, value in to_plain(model.config).items()},
     }
@@ -277,7 +277,7 @@ def train(config: FinetuneConfig, folder: Path, data: FinetuneDataModule, title:
     task, examples = data.task, data.task.validation
     names = scores_of(task, examples, np.zeros((len(examples), len(task.labels))))
     recipe = Recipe(
-        tokens_per_step=float(data.parts.train.lengths.mean()) * settings.global_batch_size,
+        tokens_per_step=float(data.parts.train.lengths.mean()) * settings.rows_per_step,
         val_every=per_epoch,
         save_every=settings.save_every or per_epoch,
         validation_columns=[f"val/{name}" for name in names],
@@ -320,7 +320,7 @@ def finish_run(
     if trainer is not None:
         model.to(trainer.strategy.root_device)  # Lightning has put it back on the CPU
     with trainer.precision_plugin.forward_context() if trainer else nullcontext():
-        predict = partial(predict_logits, model, batch_size=2 * config.trainer.global_batch_size)
+        predict = partial(predict_logits, model, batch_size=2 * config.trainer.rows_per_step)
         if logits is None or progress.validated_at != progress.step:
             logits = predict(examples=parts.validation)
         scored = {suffix: predict(examples=part) for suffix, part in parts.scored.items()}

@@ -19,7 +19,8 @@ from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.model import LabelType
 from mlm.data.labelled import Examples, LabelledTask
 from mlm.evaluation.metrics import class_table, confusion_matrix, counts_of_classes, predicted, task_metrics
-from mlm.evaluation.predict import arguments, write_predictions
+from mlm.evaluation.predict import write_predictions
+from mlm.evaluation.torch_backend import arguments
 from mlm.files import write_json
 from mlm.hub.card import model_card
 from mlm.hub.families import architecture_of
@@ -216,7 +217,7 @@ def settings_of(config: FinetuneConfig) -> dict[str, Any]:
         "optimizer": optimizer.name,
         "lr": optimizer.lr,
         "weight_decay": optimizer.weight_decay,
-        "batch_size": trainer.batch_size,
+        "batch_size": trainer.rows_per_step,
         "max_epochs": trainer.max_epochs,
         "versions": {name: version(name) for name in ("mlm", "torch")},
     }

@@ -217,7 +217,7 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
     if is_first_process():
         keep_tokenizer(config, folder / "tokenizer", corpus.tokenizer)
     recipe = Recipe(
-        tokens_per_step=corpus.train.tokens_per_row * settings.global_batch_size,
+        tokens_per_step=corpus.train.tokens_per_row * settings.rows_per_step,
         val_every=settings.val_every,
         save_every=settings.save_every,
         validation_columns=("val/perplexity", "val/masked_accuracy"),

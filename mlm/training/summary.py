@@ -106,9 +106,9 @@ def provenance(corpus: Corpus) -> dict[str, str | None]:
 def score_held_out(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> dict[str, float]:
     """Score a model that no Trainer holds, on what a run validates on, in float32."""
     masking = build_masking(config.masking, config.masking.validation_mask_rate, corpus.tokenizer)
-    rows = min(config.trainer.global_batch_size, SCORED_ROWS)
+    rows = min(config.trainer.rows_per_step, SCORED_ROWS)
     batches = frozen_batches(corpus.validation, masking, rows)
-    return score_batches(model.eval(), batches)
+    return score_batches(model.eval(), batches, next(model.parameters()).device, sync=False)
 
 
 def git_commit(package: Path) -> str | None:

@@ -4,15 +4,15 @@ from transformers import pipeline
 from mlm.__main__ import main
 from mlm.config.errors import InputError
 from mlm.config.experiment import FillMaskConfig
-from mlm.evaluation.fill_mask import fill_mask, fill_masks
-from mlm.hub.pretrained import load_pretrained
+from mlm.evaluation.fill_mask import fill_mask
+from mlm.evaluation.predictor import Predictor
 from mlm.tokenizer import load_tokenizer
 
 
 def test_candidates_equal_those_of_transformers(model_folder):
     theirs = pipeline("fill-mask", model=str(model_folder), tokenizer=str(model_folder))
     text = "the old [MASK] remembers the lighthouse ."
-    ours = fill_masks(load_pretrained(model_folder), load_tokenizer(model_folder), text, top_k=5)
+    ours = Predictor(model_folder).fill_mask(text, top_k=5)
     assert [c.token for c in ours[0]] == [found["token_str"].replace(" ", "") for found in theirs(text)]
     assert [c.probability for c in ours[0]] == pytest.approx([f["score"] for f in theirs(text)], abs=1e-5)
 
@@ -30,7 +30,7 @@ def test_every_mask_of_every_text_is_filled(model_folder, capsys):
 )
 def test_texts_that_cannot_be_filled_are_refused(model_folder, text, message):
     with pytest.raises(InputError, match=message):
-        fill_masks(load_pretrained(model_folder), load_tokenizer(model_folder), text)
+        Predictor(model_folder).fill_mask(text)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path, capsys):

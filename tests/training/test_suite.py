@@ -28,8 +28,8 @@ from mlm.config.suite import units
 from mlm.config.training import LoggingConfig
 from mlm.data.examples import encode_examples
 from mlm.data.glue import TASKS, read_glue
-from mlm.evaluation.predict import predict_logits
 from mlm.evaluation.submission import answer
+from mlm.evaluation.torch_backend import predict_logits
 from mlm.hub.pretrained import load_classifier, save_pretrained
 from mlm.model.heads import MaskedLM
 from mlm.training import run

@@ -1,0 +1,311 @@
+"""`Predictor`: texts in; labels, vectors or fillings out.
+
+    texts --tokenize, pad (numpy)--> batches --Backend (torch, or another runtime)--> logits, vectors --> labels
+
+Importing this module, reading and tokenizing load no torch.
+
+Sizes: N texts, B a batch, S tokens, M masked positions, C classes (1 for a number), D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from mlm.config.errors import InputError, require
+from mlm.config.launch import command_for
+from mlm.config.model import ClassifierConfig, ModelConfig
+from mlm.data.examples import EncodedExamples, batches_in_order, encode_examples
+from mlm.data.labelled import Examples
+from mlm.tokenizer import SpecialTokens, load_tokenizer, num_ids
+
+Floats = npt.NDArray[np.float64]
+Batch = dict[str, npt.NDArray[np.int64]]
+"""input_ids, attention_mask and token_type_ids (B, S); for a masked LM also masked_positions (B, M)."""
+Head = Literal["classifier", "encoder", "masked_lm"]
+TextPooling = Literal["mean", "cls"]
+
+log = logging.getLogger(__name__)
+
+
+class Backend(Protocol):
+    """A loaded model: the seam for other runtimes than torch."""
+
+    def logits(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Return (B, C) of a classifier, or (B, M, V) of a masked LM at `masked_positions`."""
+
+    def hidden(self, batch: Batch, pooling: TextPooling, normalize: bool) -> npt.NDArray[np.float32]:
+        """Return the pooled hidden state of each text, (B, D): pooled on the device, as (B, S, D) is large."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer of a classifier for one text."""
+
+    label: str | float | tuple[str, ...]
+    """A class, a number, or all labels of the text."""
+    probabilities: dict[str, float]
+    """By label; empty for a number."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One proposal for a masked position."""
+
+    token: str
+    """The token as the vocabulary spells it."""
+    probability: float
+
+
+class Predictor:
+    """A model folder ready for inference; the heads are loaded when they are first used.
+
+    Args:
+        model: model folder, or OWNER/NAME on the Hugging Face hub.
+        device: such as cpu, mps or cuda:1; auto: the best there is.
+        batch_size: most texts a pass.
+        max_length: most tokens of a text, special ones included; None: as many as the model reads. Longer
+            texts are cut, with a warning.
+
+    Raises:
+        InputError: the folder is no model, its tokenizer does not fit, or max_length is too large for it.
+    """
+
+    def __init__(
+        self, model: str | Path, device: str = "auto", batch_size: int = 64, max_length: int | None = None
+    ) -> None:
+        from mlm.hub.download import model_folder
+        from mlm.hub.pretrained import read_shape
+
+        self.device, self.batch_size, self._asked_length = device, batch_size, max_length
+        self.folder = model_folder(model)
+        self.config, self.tokenizer = read_shape(self.folder), load_tokenizer(self.folder)
+        self.config.check_fit(num_ids(self.tokenizer), seq_len=1)
+        self.max_length = resolve_max_length(self.config, max_length, "max_length")
+        self._loaded: dict[Head, Backend] = {}
+
+    def encode(self, examples: Examples) -> EncodedExamples:
+        """Tokenize examples (N) and cut them to `max_length`."""
+        return encode_examples(self.tokenizer, examples, self.max_length)
+
+    def logits(self, examples: EncodedExamples, show_progress: bool = True) -> Floats:
+        """Return the logits of the classifier, (N, C).
+
+        Raises:
+            InputError: the model has no classifier.
+        """
+        width = len(read_classifier(self.folder).labels)
+        compute, task = self._backend("classifier").logits, "predicting" if show_progress else None
+        return run_batches(examples, self.batch_size, compute, width, task).astype(np.float64)
+
+    def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Prediction]:
+        """Return the label of each text, or of each pair of texts, with probabilities.
+
+        Args:
+            texts: (N).
+            pairs: (N) the second texts; None: single texts.
+
+        Raises:
+            InputError: the model has no classifier, or needs pairs where there are none or the reverse.
+        """
+        classifier, examples = read_classifier(self.folder), _examples(texts, pairs)
+        check_pairs(classifier, None if pairs is None else "given", "pairs")
+        encoded = self.encode(examples)
+        warn_truncated(encoded.num_truncated, len(encoded), "texts", self.max_length)
+        labels, probabilities = decide(self.logits(encoded), classifier)
+        return [
+            Prediction(label, dict(zip(classifier.labels, shares, strict=False)))
+            for label, shares in zip(labels, probabilities.tolist(), strict=True)
+        ]
+
+    def embed(
+        self, texts: Sequence[str], pooling: TextPooling = "mean", normalize: bool = True, name: str = "texts"
+    ) -> npt.NDArray[np.float32]:
+        """Return one vector a text, (N, D).
+
+        A sentence-transformers model cuts texts where it was trained to, unless max_length was given.
+
+        Args:
+            texts: (N).
+            pooling: the mean over the tokens of a text, special ones included, or its first token.
+            normalize: scale each vector to length 1.
+            name: of the texts, for the warning about long ones.
+        """
+        asked = self._asked_length or _trained_length(self.folder)
+        longest = resolve_max_length(self.config, asked, "max_length")
+        encoded = encode_examples(self.tokenizer, _examples(texts), longest)
+        warn_truncated(encoded.num_truncated, len(encoded), name, longest)
+        backend = next(iter(self._loaded.values()), None) or self._backend("encoder")
+
+        def compute(batch: Batch) -> npt.NDArray[np.float32]:
+            return backend.hidden(batch, pooling, normalize)
+
+        return run_batches(encoded, self.batch_size, compute, self.config.hidden_size, "embedding")
+
+    def fill_mask(self, text: str, top_k: int = 5) -> list[list[Candidate]]:
+        """Return the `top_k` most likely tokens for each mask token in a text, in order.
+
+        Raises:
+            InputError: the model has no masked-LM head, or the text no mask token or too many tokens.
+        """
+        tokenizer, longest = self.tokenizer, self.config.max_position_embeddings
+        special = SpecialTokens.from_tokenizer(tokenizer)
+        mask = tokenizer.id_to_token(special.mask)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = False  # here a literal mask token is meant as one
+        backend, ids = self._backend("masked_lm"), np.array(tokenizer.encode(text).ids)
+        positions = np.flatnonzero(ids == special.mask)
+        if not len(positions):
+            raise InputError(f"nothing to fill in {text!r}: write {mask} in place of a word")
+        if longest is not None and len(ids) > longest:
+            raise InputError(f"{text[:40]!r}... has {len(ids)} tokens; the model reads at most {longest}")
+        logits = backend.logits({"input_ids": ids[None], "masked_positions": positions[None]})[0]
+        known = np.array(sorted(tokenizer.get_vocab(with_added_tokens=True).values()))
+        shares = softmax(logits.astype(np.float64))
+        best = known[np.argsort(-shares[:, known], axis=1, kind="stable")[:, :top_k]]
+        return [
+            [Candidate(str(tokenizer.id_to_token(token)), float(row[token])) for token in tokens]
+            for tokens, row in zip(best.tolist(), shares, strict=True)
+        ]
+
+    def _backend(self, head: Head) -> Backend:
+        from mlm.evaluation.torch_backend import load_backend
+
+        if head not in self._loaded:
+            self._loaded[head] = load_backend(self.folder, head, self.device)
+        return self._loaded[head]
+
+
+def _examples(texts: Sequence[str], pairs: Sequence[str] | None = None) -> Examples:
+    require(not isinstance(texts, str), "texts", repr(texts)[:40], "is one text; give a list of texts")
+    fitting = pairs is None or len(pairs) == len(texts)
+    require(
+        fitting, "pairs", len(pairs or ()), f"is the number of second texts; there are {len(texts)} texts"
+    )
+    return Examples(list(texts), None if pairs is None else list(pairs))
+
+
+def run_batches(
+    examples: EncodedExamples,
+    batch_size: int,
+    compute: Callable[[Batch], npt.NDArray[np.float32]],
+    width: int,
+    task: str | None = None,
+) -> npt.NDArray[np.float32]:
+    """Return the outputs of `compute` for all examples in their order, (N, width).
+
+    Args:
+        examples: (N).
+        batch_size: most examples a batch; similar lengths go together.
+        compute: maps a batch to (B, width).
+        width: of the output.
+        task: title of a progress bar, which appears after some seconds; None: no bar.
+    """
+    outputs = np.zeros((len(examples), width), np.float32)
+    with progress_bar(task, "text", total=len(examples)) as bar:
+        for rows in batches_in_order(examples.lengths, batch_size):
+            outputs[rows] = compute(examples.arrays(rows))
+            bar.update(len(rows))
+    return outputs
+
+
+def progress_bar(task: str | None, unit: str, **options: Any) -> tqdm:
+    """Return a bar with rate and time left for work of more than some seconds; None: one that is not shown."""
+    often = 0.3 if sys.stderr.isatty() else 10.0  # a log file need not hold every update
+    options |= {"disable": task is None, "leave": False, "delay": 2, "mininterval": often}
+    return tqdm(desc=task, unit=unit, dynamic_ncols=True, **options)
+
+
+def read_classifier(folder: Path) -> ClassifierConfig:
+    """Read the configuration of a classifier without its weights.
+
+    Raises:
+        InputError: the folder holds no classifier; names what it holds.
+    """
+    from mlm.hub.pretrained import load_classifier, read_classifier_config
+
+    return read_classifier_config(folder) or load_classifier(folder).classifier_config  # which refuses it
+
+
+def check_pairs(classifier: ClassifierConfig, second: str | None, key: str = "text_pair_column") -> None:
+    """Check that a model gets as many texts as it was trained on.
+
+    Args:
+        classifier: says on how many.
+        second: the column of the second text; None: single texts.
+        key: the setting that gives it.
+
+    Raises:
+        InputError: it would see one text of a pair, or two where it knows one.
+    """
+    alone = bool(classifier.text_pairs) and second is None
+    require(
+        not alone, key, "null", "leaves a text out: the model was trained on pairs; give the second text too"
+    )
+    needless = classifier.text_pairs is False and second is not None
+    require(not needless, key, second, "is one too many: the model was trained on single texts")
+
+
+def resolve_max_length(model: ModelConfig, asked: int | None, key: str) -> int | None:
+    """Return the most tokens of an example: the number asked for, else all that the model reads.
+
+    Raises:
+        InputError: more is asked for than the model reads.
+    """
+    longest = model.max_position_embeddings
+    if asked is not None and longest is not None and asked > longest:
+        longer = f"leave it out, or make a model of longer rows: {command_for('train.py')} --branch RUN "
+        longer += f"--data.seq_len {asked}"
+        raise InputError(
+            f"{key}={asked} is longer than the model's max_position_embeddings={longest}; {longer}"
+        )
+    return asked or longest
+
+
+def warn_truncated(number: int, total: int, name: str, longest: int | None) -> None:
+    """Log how many of all examples were too long, if any."""
+    if number:
+        log.warning("%s: %.1f %% of the examples are cut to %s tokens", name, 100 * number / total, longest)
+
+
+def _trained_length(folder: Path) -> int | None:
+    """Return the length in tokens that a sentence-transformers model was trained on; None: it is none.
+
+    By its own recipe, longer texts are cut there.
+    """
+    path = folder / "sentence_bert_config.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: {error}; remove it to read as far as the model does") from None
+    longest = found.get("max_seq_length") if isinstance(found, dict) else None
+    return longest if isinstance(longest, int) and longest >= 8 else None
+
+
+def decide(logits: Floats, classifier: ClassifierConfig) -> tuple[list[Any], Floats]:
+    """Return the label of each text, as in `Prediction`, and the probabilities (N, C); (N, 0) for numbers."""
+    names = classifier.labels
+    if classifier.label_type == "regression":
+        return logits[:, 0].tolist(), np.zeros((len(logits), 0))
+    if classifier.label_type == "multilabel":
+        present = [tuple(names[number] for number in np.flatnonzero(row)) for row in logits > 0]
+        return present, np.exp(-np.logaddexp(0.0, -logits))
+    return [names[best] for best in logits.argmax(1)], softmax(logits)
+
+
+def softmax(logits: Floats) -> Floats:
+    """Return the probabilities (N, C)."""
+    exponentials = np.exp(logits - logits.max(1, keepdims=True))
+    return exponentials / exponentials.sum(1, keepdims=True)

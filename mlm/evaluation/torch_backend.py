@@ -1,0 +1,102 @@
+"""The torch side of inference: a loaded model that takes numpy batches and returns numpy arrays.
+
+Sizes: N examples, B a batch, S tokens, M masked positions, C classes (1 for a number), D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mlm.data.examples import EncodedExamples
+from mlm.evaluation.predictor import Batch, Floats, Head, TextPooling, run_batches
+from mlm.hub.pretrained import load_classifier, load_encoder, load_masked_lm
+from mlm.model import Encoder, MaskedLM, SequenceClassifier
+from mlm.model.pooling import pool
+
+LOADERS: dict[Head, Any] = {
+    "classifier": load_classifier,
+    "encoder": load_encoder,
+    "masked_lm": partial(load_masked_lm, needs_head=True),
+}
+
+
+def pick_device(device: str = "auto", rank: int = 0) -> torch.device:
+    """Return a device by its name; auto: a CUDA GPU (by rank where there are several), else MPS, else CPU."""
+    if device != "auto":
+        return torch.device(device)
+    if torch.cuda.is_available():
+        return torch.device("cuda", rank % torch.cuda.device_count())
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def load_backend(folder: Path, head: Head, device: str) -> TorchBackend:
+    """Load a model folder with a head for inference.
+
+    Raises:
+        InputError: the folder is damaged or has no such head.
+    """
+    return TorchBackend(LOADERS[head](folder).to(pick_device(device)))
+
+
+class TorchBackend:
+    """A `Backend` on a torch module.
+
+    Args:
+        model: on any device; neither its device nor its mode is changed.
+    """
+
+    def __init__(self, model: SequenceClassifier | MaskedLM | Encoder):
+        self.model: Any = model
+        self.device = next(model.parameters()).device
+
+    @torch.no_grad()
+    def logits(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Return (B, C) of a classifier, or (B, M, V) of a masked LM at `masked_positions`."""
+        return self.model(**self._inputs(batch)).float().cpu().numpy()
+
+    @torch.no_grad()
+    def hidden(self, batch: Batch, pooling: TextPooling, normalize: bool) -> npt.NDArray[np.float32]:
+        """Return the pooled hidden state of each text, (B, D)."""
+        inputs = self._inputs(batch)
+        encoder: Encoder = getattr(self.model, "encoder", self.model)
+        pooled = pool(encoder(**inputs), inputs["attention_mask"], pooling).float()
+        return (F.normalize(pooled, dim=-1) if normalize else pooled).cpu().numpy()
+
+    def _inputs(self, batch: Batch) -> dict[str, Tensor]:
+        return {
+            name: torch.from_numpy(values).to(self.device)
+            for name, values in arguments(self.model, batch).items()
+        }
+
+
+def arguments(model: SequenceClassifier | MaskedLM | Encoder, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the forward pass in a batch; token types only if the model has them."""
+    names = ["input_ids", "attention_mask", "masked_positions"]
+    names += ["token_type_ids"] if model.config.type_vocab_size > 1 else []
+    return {name: batch[name] for name in names if name in batch}
+
+
+def classify(model: SequenceClassifier, batch: Mapping[str, Any]) -> Tensor:
+    """Return the logits (B, C) of a batch on the model's device."""
+    return model(**arguments(model, batch))
+
+
+def predict_logits(model: SequenceClassifier, examples: EncodedExamples, batch_size: int) -> Floats:
+    """Return the logits of all examples in their order, (N, C), without changing the mode of the model.
+
+    Args:
+        model: on any device.
+        examples: (N).
+        batch_size: most examples a pass.
+    """
+    compute, width = TorchBackend(model).logits, model.classifier.out_features
+    return run_batches(examples, batch_size, compute, width).astype(np.float64)
