@@ -33,10 +33,10 @@ MAX_LINES = 12_500
 """Of all files, so that one person can know the project. What adds a capability raises it by its own size and
 says so in CHANGELOG.md; any other growth is paid for by deleting."""
 ENGINE = (
-    *("pretraining.py", "callbacks.py", "checkpoint.py", "datamodule.py", "trainer.py"),
-    *("stopping.py", "processes.py", "sharding.py", "memory.py"),
+    *("engine.py", "progress.py", "run.py", "callbacks.py", "checkpoint.py", "datamodule.py"),
+    *("pretraining.py", "stopping.py", "processes.py", "sharding.py", "memory.py"),
 )
-"""Files of mlm/training that take the steps of a run, stop it and go on with it."""
+"""Files of mlm/training that take the steps of a run, stop it and resume it."""
 CORE = (
     *("counter.py", "masking.py", "model", "optim"),
     *("data/packing.py", "data/sampler.py", "data/collate.py"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import glob
 import math
 import os
@@ -74,18 +73,22 @@ class SourceConfig:
         require(
             positive, f"data.sources: {self.path}: weight", self.weight, "must be a number above 0, or null"
         )
-        try:
-            is_text = codecs.lookup(self.encoding)._is_text_encoding
-        except (LookupError, ValueError):
-            message = f"data.sources: {self.path}: Python knows no encoding {self.encoding!r}"
-            raise InputError(message) from None
-        if not is_text:
-            raise InputError(f"data.sources: {self.path}: {self.encoding} is no encoding of text; try utf-8")
+        rule = "is not a text encoding; try utf-8 or latin-1"
+        is_text = is_text_encoding(self.encoding)
+        require(is_text, f"data.sources: {self.path}: encoding", self.encoding, rule)
 
     @property
     def is_local(self) -> bool:
         """Whether `path` names files of this machine."""
         return self.path != PYTHON_DOCS and not self.path.startswith(HUB_PREFIX) and "://" not in self.path
+
+
+def is_text_encoding(name: str) -> bool:
+    """Return whether Python decodes bytes to text by this name: base64, hex and rot13 are codecs of bytes."""
+    try:
+        return isinstance(b"".decode(name), str) and "".encode(name) is not None
+    except (LookupError, ValueError):
+        return False
 
 
 def check_sources(sources: list[SourceConfig]) -> None:

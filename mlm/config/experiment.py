@@ -14,6 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import yaml
+
 from mlm.config.data import CorpusConfig, MaskingConfig, TokenizerConfig, check_sources
 from mlm.config.errors import InputError, require
 from mlm.config.launch import is_first_process, launched
@@ -45,8 +47,13 @@ def check_model_folder(key: str, folder: str) -> None:
     raise InputError(f"{key}={folder} is not a model folder (no config.json): {fix}")
 
 
-def run_to_resume(runs_dir: Path, name: str | None) -> Path:
-    """Return the run folder to go on with: the one named, else the newest one that has no summary.
+def run_to_resume(runs_dir: Path, name: str | None, group: str) -> Path:
+    """Return the run folder to resume: the one named, else the newest one that has no summary.
+
+    Args:
+        runs_dir: the folder of the run folders.
+        name: of the run; None: the newest unfinished run whose configuration has `group`.
+        group: a group of keys that only the configurations of this command have.
 
     Raises:
         InputError: none was named and none is unfinished.
@@ -60,7 +67,7 @@ def run_to_resume(runs_dir: Path, name: str | None) -> Path:
     configs = [
         path
         for path in runs_dir.glob("*/config.yaml")
-        if not (path.parent / "summary.json").exists() and not _is_finetuning(path)
+        if not (path.parent / "summary.json").exists() and _has_group(path, group)
     ]
     if not configs:
         raise InputError(f"--resume: {runs_dir} holds no unfinished run; name one with --name")
@@ -84,21 +91,23 @@ def find_branch(runs_dir: Path, branch: str) -> tuple[Path, Path]:
     raise InputError(f"branch={branch} is neither a run nor a checkpoint: {fix}")
 
 
-def _is_finetuning(config: Path) -> bool:
-    """Tell the configuration of a fine-tuning run, which is no run to go on with, by a group of its own."""
-    return any(line.startswith("head:") for line in config.read_text(encoding="utf-8").splitlines())
+def _has_group(config: Path, group: str) -> bool:
+    """Return whether a configuration file has a group of keys; a damaged file has none."""
+    try:
+        values = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    return isinstance(values, dict) and group in values
 
 
 @dataclass
 class RunConfig:
     """What every training command is told about its run."""
 
+    own_group: ClassVar[str] = "masking"
+    """A group of keys that only the configurations of this command have."""
     default_stem: ClassVar[str] = "default"
     """What the name of a run begins with when no file is given with --config."""
-    resumable: ClassVar[bool] = True
-    """Whether the command can go on with a stopped run."""
-    resume_hint: ClassVar[str] = ""
-    """What to do where it cannot."""
 
     name: str | None = None
     """Name of the run; null: <config>-<UTC time>."""
@@ -146,8 +155,9 @@ class RunConfig:
         folder = Path(self.runs_dir, self.name or "")
         # When the other processes look, the first one may have made the folder already.
         if is_first_process() and not self.resume and folder.exists():
-            go_on = ", or go on with --resume" if self.resumable else ""
-            raise InputError(f"the run folder {folder} exists; take another --name{go_on}")
+            raise InputError(
+                f"the run folder {folder} exists; take another --name, or resume it with --resume"
+            )
 
 
 @dataclass

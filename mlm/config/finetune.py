@@ -6,7 +6,6 @@ A configuration may stand for several runs; `suite.py` tells which.
 
 from __future__ import annotations
 
-import codecs
 import json
 import math
 import os
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from mlm.config.data import is_text_encoding
 from mlm.config.errors import InputError, require, require_defaults
 from mlm.config.experiment import RunConfig, check_model_folder, is_hub_name
 from mlm.config.files import find_config
@@ -82,12 +82,7 @@ def check_encoding(key: str, encoding: str) -> None:
     Raises:
         InputError: it cannot.
     """
-    try:
-        is_text = codecs.lookup(encoding)._is_text_encoding
-    except (LookupError, ValueError):
-        is_text = False
-    if not is_text:
-        raise InputError(f"{key}={encoding} is no encoding that Python knows; try utf-8 or latin-1") from None
+    require(is_text_encoding(encoding), key, encoding, "is not a text encoding; try utf-8 or latin-1")
 
 
 def check_separator(key: str, separator: str) -> None:
@@ -302,10 +297,7 @@ class FinetuneConfig(RunConfig):
     """
 
     default_stem: ClassVar[str] = "finetune"
-    resumable: ClassVar[bool] = True
-    resume_hint: ClassVar[str] = (
-        "several tasks or seeds go on when they are started again with their --name; one run cannot"
-    )
+    own_group: ClassVar[str] = "head"
 
     seed: int = 0
     """Decides the new head, order of examples and dropout."""

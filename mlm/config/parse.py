@@ -222,8 +222,6 @@ def _resumed_keys(
     }
     if not values.get("resume"):
         return {}, {}
-    if not cls.resumable:
-        raise InputError(f"{given['resume'].where} is not offered here: {cls.resume_hint}")
     runs_dir, name = (
         values.get("runs_dir", RunConfig.runs_dir),
         values.get("name") or os.environ.get(RUN_NAME),
@@ -235,7 +233,7 @@ def _resumed_keys(
             )
         if not (Path(runs_dir).expanduser() / name).exists():
             return {}, {"resume": Given("false", "--resume", "flags")}
-    folder = run_to_resume(Path(runs_dir).expanduser(), name)
+    folder = run_to_resume(Path(runs_dir).expanduser(), name, cls.own_group)
     stored = read_file(folder / "config.yaml", keys) if (folder / "config.yaml").exists() else {}
     if not stored and values["resume"] != "auto":
         raise InputError(

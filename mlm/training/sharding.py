@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.strategy import Strategy
 from torch import Tensor
@@ -89,7 +90,8 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the whole state of an optimizer, in its own format."""
-        return _map_tensors(whole, getattr(optimizer, "_optimizer", optimizer).state_dict())
+        inner = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        return _map_tensors(whole, inner.state_dict())
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write one file, on the first process."""

@@ -62,7 +62,7 @@ def test_sources_that_are_not(path, tmp_path, monkeypatch):
 
 
 def test_unknown_encoding():
-    with pytest.raises(InputError, match="Python knows no encoding 'utf-9'"):
+    with pytest.raises(InputError, match="encoding=utf-9 is not a text encoding"):
         SourceConfig("x", encoding="utf-9")
 
 
@@ -77,7 +77,7 @@ def test_tokenizer_to_reuse(tmp_path):
 
 @pytest.mark.parametrize("encoding", ["hex", "rot13", "base64", "zlib"])
 def test_codec_that_is_no_encoding_of_text(encoding):
-    with pytest.raises(InputError, match=f"data.sources: x: {encoding} is no encoding of text"):
+    with pytest.raises(InputError, match=f"data.sources: x: encoding={encoding} is not a text encoding"):
         SourceConfig("x", encoding=encoding)
 
 

@@ -223,7 +223,9 @@ def test_suite_goes_on_with_the_same_options_only(capsys):
     )
     assert "recipes=[{'task': 'rte'" in refusal(capsys, *words, "--recipes", "{task: rte, lr: [1e-5]}")
     assert "selection=dev, but" in refusal(capsys, *words, "--selection", "dev")
-    assert "the run folder runs/x exists; take another --name\n" in refusal(capsys, "--task", "cola")
+    assert "the run folder runs/x exists; take another --name, or use --resume\n" in refusal(
+        capsys, "--task", "cola"
+    )
 
 
 def started(*words):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import fields
 
@@ -206,9 +207,11 @@ def test_name_is_given_handed_over_or_made(tmp_path, monkeypatch):
     made = PretrainConfig(runs_dir=str(tmp_path))
     made.choose_name("default")
     assert re.fullmatch(r"default-\d{8}-\d{6}", made.name)
+    assert "MLM_RUN_NAME" not in os.environ  # a second run of this process gets its own
+    monkeypatch.setenv("MLM_RUN_NAME", "handed-over")
     handed_over = PretrainConfig(runs_dir=str(tmp_path))
     handed_over.choose_name("default")
-    assert handed_over.name == made.name
+    assert handed_over.name == "handed-over"
     given = PretrainConfig(name="mine", runs_dir=str(tmp_path))
     given.choose_name("default")
     assert given.name == "mine"

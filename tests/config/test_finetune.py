@@ -13,6 +13,7 @@ import yaml
 from mlm.config.data import CorpusConfig, SourceConfig
 from mlm.config.errors import InputError
 from mlm.config.evaluation import EvaluateConfig, PredictConfig
+from mlm.config.experiment import PretrainConfig
 from mlm.config.files import config_folder
 from mlm.config.finetune import (
     FinetuneConfig,
@@ -76,29 +77,33 @@ def test_without_a_run_train_py_is_named(capsys):
     assert refusal(capsys).startswith(message)
 
 
-@pytest.mark.parametrize("words", [("--resume",), ("--resume", "true", "--name", "x")])
-def test_resume_is_refused_in_one_line(capsys, words):
-    make_run("unfinished", {})
-    Path("runs/unfinished/config.yaml").write_text("head:\n  pooling: cls\n")
-    Path("runs/unfinished/summary.json").unlink()
-    assert refusal(capsys, *words) == (
-        "finetune.py: error: --resume is not offered here: several tasks or seeds go on when they are "
-        "started again with their --name; one run cannot\n"
-    )
+def test_resume_takes_the_newest_unfinished_fine_tuning(capsys):
+    """Not a stopped pretraining run, nor a text that only looks like a key of fine-tuning."""
+    make_run("pre", {})
+    assert "holds no unfinished run" in refusal(capsys, "--resume")
+    for name, config in (
+        ("stopped", PretrainConfig(name="stopped")),
+        ("tuned", FinetuneConfig(name="tuned")),
+    ):
+        Path("runs", name).mkdir()
+        save_config(config, f"runs/{name}/config.yaml")
+    Path("runs/odd").mkdir()
+    Path("runs/odd/config.yaml").write_text('name: |\n  x\nrecipes: "a\nhead: b"\n')
+    config = parse_config(FinetuneConfig, ["--resume"], prog="finetune.py")
+    assert (config.name, config.resume) == ("tuned", True)
+    assert parse_config(PretrainConfig, ["--resume"], prog="train.py").name == "stopped"
 
 
 def test_pretraining_does_not_go_on_with_a_stopped_fine_tuning(capsys):
-    from mlm.config.experiment import PretrainConfig
-
     Path("runs/tuned").mkdir(parents=True)
     save_config(FinetuneConfig(name="tuned"), "runs/tuned/config.yaml")
     assert "holds no unfinished run" in refusal(capsys, "--resume", cls=PretrainConfig)
 
 
-def test_existing_run_folder_is_refused_without_offering_to_resume(capsys):
+def test_existing_run_folder_is_refused(capsys):
     make_run("pre", {})
     message = refusal(capsys, "--name", "pre")
-    assert "the run folder runs/pre exists; take another --name\n" in message
+    assert "the run folder runs/pre exists; take another --name, or use --resume\n" in message
 
 
 def test_what_is_named_has_to_be_there(capsys):
@@ -149,9 +154,16 @@ def test_what_is_about_glue_is_refused_with_other_files_but_a_recipe_may_be_used
     parse_config(FinetuneConfig, ["--config", "mosaicbert", *own], prog="x")
 
 
-def test_several_processes_are_refused(capsys, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "runs in one process" in refusal(capsys, "--name", "x")
+def test_batch_size_has_two_spellings(capsys):
+    make_run("pre", {})
+    config = parse_config(FinetuneConfig, ["--trainer.global_batch_size", "8"], prog="finetune.py")
+    assert config.trainer.rows_per_step == 8
+    assert FinetuneConfig().trainer.rows_per_step == 32
+    words = ["--trainer.global_batch_size", "8", "--trainer.batch_size", "16"]
+    assert "trainer.global_batch_size=8 and trainer.batch_size=16 differ" in refusal(capsys, *words)
+    assert "trainer.val_every=5 is not used" in refusal(capsys, "--trainer.val_every", "5")
+    words = ["--trainer.batch_size", "10", "--trainer.devices", "4"]
+    assert "trainer.batch_size=10 must be a multiple of 4 device(s); try 8 or 12" in refusal(capsys, *words)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +174,7 @@ def test_several_processes_are_refused(capsys, monkeypatch):
             lambda: LabelledConfig(validation_fraction=1.0),
             r"data.validation_fraction=1.0 must lie in \(0, 1\)",
         ),
-        (lambda: LabelledConfig(encoding="klingon"), "data.encoding=klingon is no encoding"),
+        (lambda: LabelledConfig(encoding="klingon"), "data.encoding=klingon is not a text encoding"),
         (lambda: LabelledConfig(label_separator=" "), "data.label_separator=' ' must be a character"),
         (lambda: HeadConfig(dropout=1.0), r"head.dropout=1.0 must lie in \[0, 1\)"),
         (lambda: HeadConfig(label_smoothing=-0.1), r"head.label_smoothing=-0.1 must lie in \[0, 1\)"),
@@ -203,10 +215,10 @@ def test_several_processes_are_refused(capsys, monkeypatch):
         (lambda: EvaluateConfig("m", "i", max_length=1), "max_length=1 must be at least 8"),
         (lambda: PredictConfig("m", "i", "o", batch_size=0), "batch_size=0 must be at least 1"),
         (lambda: PredictConfig("m", "i", "o", max_length=1), "max_length=1 must be at least 8"),
-        (lambda: PredictConfig("m", "i", "o", encoding="klingon"), "encoding=klingon is no encoding"),
-        (lambda: PredictConfig("m", "i", "o", encoding="base64"), "encoding=base64 is no encoding"),
-        (lambda: LabelledConfig(encoding="rot13"), "data.encoding=rot13 is no encoding"),
-        (lambda: LabelledConfig(encoding="hex"), "data.encoding=hex is no encoding"),
+        (lambda: PredictConfig("m", "i", "o", encoding="klingon"), "encoding=klingon is not a text encoding"),
+        (lambda: PredictConfig("m", "i", "o", encoding="base64"), "encoding=base64 is not a text encoding"),
+        (lambda: LabelledConfig(encoding="rot13"), "data.encoding=rot13 is not a text encoding"),
+        (lambda: LabelledConfig(encoding="hex"), "data.encoding=hex is not a text encoding"),
     ],
 )
 def test_values_out_of_range(build, message):
@@ -238,8 +250,8 @@ def test_groups_have_their_own_defaults_from_the_command_line_too():
     assert (config.optimizer.name, config.optimizer.lr) == ("adamw", FinetuneConfig().optimizer.lr)
     assert config.schedule.name == "linear"
     assert isinstance(config.optimizer, OptimizerConfig)
-    trainer = config.trainer.on_one_device(10)
-    assert (trainer.devices, trainer.global_batch_size, trainer.accumulation(1)) == (1, 32, 1)
+    trainer = config.trainer
+    assert (trainer.max_steps, trainer.rows_per_step, trainer.accumulation(1)) == (None, 32, 1)
 
 
 def test_configuration_is_read_back(tmp_path):

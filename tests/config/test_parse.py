@@ -308,7 +308,6 @@ def test_resume_auto_starts_a_run_or_goes_on_with_it(capsys, monkeypatch, tmp_pa
     save_config(first, "runs/mine/config.yaml")
     again = parse("--name", "mine", "--resume", "auto")
     assert (again.resume, again.seed) == (True, 3)
-    monkeypatch.delenv("MLM_RUN_NAME")
     assert "needs a --name" in refusal(capsys, "--resume", "auto")
 
 
