@@ -156,7 +156,7 @@ class RunConfig:
         # When the other processes look, the first one may have made the folder already.
         if is_first_process() and not self.resume and folder.exists():
             raise InputError(
-                f"the run folder {folder} exists; take another --name, or resume it with --resume"
+                f"the run folder {folder} exists; take another --name, or use --resume"
             )
 
 
