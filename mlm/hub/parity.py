@@ -64,8 +64,8 @@ def check_written(
     expected = _real(_reference(model)(**rows), rows, num_tokens)
     if not expected.isfinite().all():
         raise InputError(
-            "the model computes logits that are not finite, so it is not saved; usually because of too high an "
-            "optimizer.lr or optimizer.weight_decay"
+            "the model computes logits that are not finite, so it is not saved; try a lower optimizer.lr or "
+            "optimizer.weight_decay"
         )
     readers: dict[str, Callable[..., Tensor]] = {"mlm": copy.eval()}
     if stock_class is not None:
@@ -81,12 +81,9 @@ def check_written(
 
 def _reference(model: MaskedLM | SequenceClassifier) -> MaskedLM | SequenceClassifier:
     """Return a plain twin of a model that may be compiled, on another device or in another precision."""
-    twin: MaskedLM | SequenceClassifier
+    head = () if isinstance(model, MaskedLM) else (model.classifier_config,)
     with torch.device("meta"):
-        if isinstance(model, MaskedLM):
-            twin = MaskedLM(model.config)
-        else:
-            twin = SequenceClassifier(model.config, model.classifier_config)
+        twin = type(model)(model.config, *head)
     twin.to_empty(device="cpu")
     twin.load_state_dict(model.state_dict())
     return twin.eval()
