@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,18 +125,33 @@ def _label_ids(piece: Piece, labels: Sequence[str]) -> npt.NDArray[Any]:
 
 
 def _load_hub(config: str, split: str) -> Any:
-    """Return a split as a data set, from the library's cache where it is there."""
+    """Return a split as a data set, from the library's cache if the hub cannot be reached."""
     import datasets
     import huggingface_hub
 
     try:
         huggingface_hub.HfApi().dataset_info(HUB_NAME, timeout=HUB_TIMEOUT_S)
-    except Exception:  # as in _from_file; from now on only its cache, where it would try for half a minute
-        datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
+        mode: AbstractContextManager[None] = nullcontext()
+    except Exception:  # as in _from_file; the library alone would try for half a minute
+        mode = _cache_only(datasets.config, huggingface_hub.constants)
     try:
-        return datasets.load_dataset(HUB_NAME, config, split=split)
+        with mode:
+            return datasets.load_dataset(HUB_NAME, config, split=split)
     except Exception as error:  # as in _from_file
         raise InputError(
             f"the hub's {HUB_NAME} cannot be reached, nor is {config} in the cache ({type(error).__name__}); "
             "give the folder of the official files with --glue_dir"
         ) from error
+
+
+@contextmanager
+def _cache_only(*modules: Any) -> Iterator[None]:
+    """Switch the offline mode of libraries on, for one call."""
+    before = [module.HF_HUB_OFFLINE for module in modules]
+    try:
+        for module in modules:
+            module.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for module, value in zip(modules, before, strict=True):
+            module.HF_HUB_OFFLINE = value

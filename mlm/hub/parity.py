@@ -1,4 +1,4 @@
-"""The check after writing: what others read from a model folder computes what the model in memory does."""
+"""The check after writing: every reader of a model folder must compute the logits of the model in memory."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from mlm.config.errors import InputError
 from mlm.model import MaskedLM, SequenceClassifier
 
 MAX_DIFFERENCE = 1e-4
-"""Largest difference of a logit in float32 between a model and what is read back of it."""
+"""Largest accepted difference of a float32 logit between a model and a reader of its folder."""
 
 CheckRows = Mapping[str, Tensor]
 """Arguments of a model's forward pass: `input_ids` (B, S), `attention_mask` (B, S) of 0 and 1, and perhaps
 `token_type_ids` (B, S)."""
 
 NEXT = "checkpoints of the run are kept; try another version of transformers, and report this"
-"""What to do where a reader differs."""
+"""Remedy if a reader differs."""
 
 log = logging.getLogger(__name__)
 
 
 def random_row(num_tokens: int, length: int, pad: int) -> CheckRows:
-    """Return one row of random tokens without padding, for who has no text at hand."""
+    """Return one row of random tokens without padding, for use when no sample text is available."""
     ids = torch.randint(num_tokens - 1, (1, length), generator=torch.Generator().manual_seed(0))
     ids += ids >= pad
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -48,24 +48,24 @@ def check_written(
 
     Args:
         folder: the model folder just written.
-        model: what was to be written; left as it is, whatever its device and mode.
-        copy: what our own reader made of the folder.
+        model: the model that was written, on any device, in any mode; not changed.
+        copy: the model that our own reader read from the folder.
         stock_class: the class of transformers that can read it; None: there is none.
-        rows: what the logits are computed for; padding is not compared.
-        num_tokens: ids beyond only pad the tables and are left out.
+        rows: input of both; padding is not compared.
+        num_tokens: higher ids only pad the tables and are not compared.
 
     Returns:
-        The largest differences, in words.
+        A sentence with the largest differences.
 
     Raises:
-        InputError: the model's numbers are not finite, or a reader differs by more than MAX_DIFFERENCE or
+        InputError: a logit of the model is not finite, or a reader differs by more than MAX_DIFFERENCE or
             does not know a weight.
     """
     expected = _real(_reference(model)(**rows), rows, num_tokens)
     if not expected.isfinite().all():
         raise InputError(
-            "the model computes numbers that are not finite, so it is not saved: what does that is too "
-            "high an optimizer.lr or optimizer.weight_decay"
+            "the model computes logits that are not finite, so it is not saved; try a lower optimizer.lr or "
+            "optimizer.weight_decay"
         )
     readers: dict[str, Callable[..., Tensor]] = {"mlm": copy.eval()}
     if stock_class is not None:
@@ -73,7 +73,7 @@ def check_written(
     found = []
     for name, reader in readers.items():
         difference = (_real(reader(**rows), rows, num_tokens) - expected).abs().max().item()
-        if not difference <= MAX_DIFFERENCE:  # nor if it is not a number
+        if not difference <= MAX_DIFFERENCE:  # also if it is NaN
             raise InputError(f"read back by {name}, a logit differs by {difference:.1e}: not saved; {NEXT}")
         found.append(f"{difference:.1e} by {name}")
     return f"largest difference of a logit {' and '.join(found)}"
@@ -81,24 +81,21 @@ def check_written(
 
 def _reference(model: MaskedLM | SequenceClassifier) -> MaskedLM | SequenceClassifier:
     """Return a plain twin of a model that may be compiled, on another device or in another precision."""
+    head = () if isinstance(model, MaskedLM) else (model.classifier_config,)
     with torch.device("meta"):
-        twin = (
-            MaskedLM(model.config)
-            if isinstance(model, MaskedLM)
-            else SequenceClassifier(model.config, model.classifier_config)
-        )
+        twin = type(model)(model.config, *head)
     twin.to_empty(device="cpu")
     twin.load_state_dict(model.state_dict())
     return twin.eval()
 
 
 def _real(logits: Tensor, rows: CheckRows, num_tokens: int) -> Tensor:
-    """Return the logits that mean something: (N, V) of all real tokens, or those of the texts, (B, C)."""
+    """Return the logits to compare: (N, V) of all tokens but padding, or those of the texts, (B, C)."""
     return logits[rows["attention_mask"] > 0][:, :num_tokens] if logits.dim() == 3 else logits
 
 
 def _stock_reader(folder: Path, stock_class: str) -> dict[str, Callable[..., Tensor]]:
-    """Return what computes logits with transformers, under its name; empty, and said, if it is not there."""
+    """Return a function that computes logits with transformers, by its name; logged and empty without it."""
     if importlib.util.find_spec("transformers") is None:
         log.info("the saved model is read back and compared; with transformers installed, by its classes too")
         return {}
@@ -118,11 +115,9 @@ def _stock_reader(folder: Path, stock_class: str) -> dict[str, Callable[..., Ten
 
 @contextmanager
 def _quiet(logging_of_transformers: Any) -> Iterator[None]:
-    """Keep its bars and notes about loading from the screen."""
-    verbosity, had_bar = (
-        logging_of_transformers.get_verbosity(),
-        logging_of_transformers.is_progress_bar_enabled(),
-    )
+    """Silence its messages and progress bars about loading."""
+    verbosity = logging_of_transformers.get_verbosity()
+    had_bar = logging_of_transformers.is_progress_bar_enabled()
     logging_of_transformers.set_verbosity_error()
     logging_of_transformers.disable_progress_bar()
     try:

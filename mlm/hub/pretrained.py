@@ -12,9 +12,10 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors.torch import save
@@ -38,6 +39,7 @@ CONFIG, TOKENIZER, CARD = "config.json", "tokenizer.json", "README.md"
 FILES = {CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, CARD}
 """All files of a folder that we write."""
 POSITIONS = "encoder.embeddings.position.weight"
+Model = TypeVar("Model", MaskedLM, SequenceClassifier)
 log = logging.getLogger(__name__)
 
 
@@ -80,10 +82,7 @@ def _masked_lm(folder: Path) -> tuple[MaskedLM, list[str]]:
     tensors = _read_weights(folder, family, config)
     if family.is_classifier(written) and config.output_width != config.hidden_size:
         tensors = family.without(tensors, "head.dense", "head.norm")  # of the pooler, which is wider
-    with torch.device("meta"):  # sizes only: no memory, no random numbers
-        model = MaskedLM(config)
-    missing = _fill(model, family, tensors, folder)
-    return model.eval(), missing
+    return _build(lambda: MaskedLM(config), family, tensors, folder)
 
 
 def load_classifier(
@@ -116,7 +115,8 @@ def load_classifier(
     head = new or own
     assert head, "one of the two exists"
     tensors = _read_weights(folder, family, config)
-    is_narrow = not is_classifier and config.output_width != config.hidden_size  # transform of the masked-LM
+    # the transform of a masked-LM head may be narrower than the pooler, and layers of another pooling differ
+    is_narrow = not is_classifier and config.output_width != config.hidden_size
     if is_narrow or pooling not in (None, config.pooling):
         tensors = family.without(tensors, "pooler.dense", "pooler.norm")
         config = replace(config, pooling=pooling or config.pooling)
@@ -124,14 +124,12 @@ def load_classifier(
     tensors = family.with_classes(tensors, order)
     if order is None and own and len(own.labels) == len(head.labels) > 1 and own.labels[0] == "LABEL_0":
         log.warning("%s does not name its classes; its last layer is left out: give it id2label", folder)
-    with torch.device("meta"):
-        model = SequenceClassifier(config, head)
-    missing = _fill(model, family, tensors, folder)
+    model, missing = _build(lambda: SequenceClassifier(config, head), family, tensors, folder)
     if new is None:
         _warn_of_missing(folder, missing)
     elif missing:
         log.info("new in the head: %s", shorten_names(missing))
-    return model.eval()
+    return model
 
 
 def holds_classifier(folder: str | Path) -> bool:
@@ -268,17 +266,19 @@ def _read_weights(folder: Path, family: Family, config: ModelConfig) -> dict[str
     return {new: written[old] for old, new in names.items()}
 
 
-def _fill(
-    model: MaskedLM | SequenceClassifier, family: Family, tensors: dict[str, Tensor], folder: Path
-) -> list[str]:
-    """Give a model without memory its weights; return those of its head that were initialised randomly."""
+def _build(
+    make: Callable[[], Model], family: Family, tensors: dict[str, Tensor], folder: Path
+) -> tuple[Model, list[str]]:
+    """Return a model with these weights, and the names of those of its head that are initialised randomly."""
+    with torch.device("meta"):  # sizes only: no memory, no random numbers
+        model = make()
     state, missing = _our_tensors(family, model, tensors, folder)
     model.to_empty(device="cpu")
     for name, part in model.named_children():
         if missing and name != "encoder":
             init_weights(part, model.config.initializer_range)
     model.load_state_dict(state, strict=False)
-    return missing
+    return model.eval(), missing
 
 
 def _our_tensors(

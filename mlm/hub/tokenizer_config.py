@@ -1,4 +1,4 @@
-"""tokenizer_config.json: what transformers has to know of a tokenizer beside tokenizer.json."""
+"""tokenizer_config.json: the settings of a tokenizer that transformers reads beside tokenizer.json."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mlm.config.model import ModelConfig
 from mlm.hub.download import model_folder
 from mlm.hub.family import Json
 from mlm.tokenizer import SpecialTokens
+from mlm.tokenizer.special import OTHER_NAMES
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CARRIED_SETTINGS = (
@@ -26,7 +27,7 @@ CARRIED_SETTINGS = (
     "extra_special_tokens",
     "additional_special_tokens",
 )
-"""What a model keeps of the one it goes on from; all else follows from the tokenizer, or names code."""
+"""Settings copied from the model that training started from; the others follow from the tokenizer."""
 
 
 def describe_tokenizer(
@@ -38,11 +39,11 @@ def describe_tokenizer(
         tokenizer: the tokenizer beside it.
         config: the model.
         model_max_length: longest row in tokens.
-        start: the model folder whose tokenizer this one goes on from.
+        start: the model folder that training started from, whose CARRIED_SETTINGS are copied.
     """
     special = SpecialTokens.from_tokenizer(tokenizer)
     tokens = {f"{name}_token": tokenizer.id_to_token(token) for name, token in asdict(special).items()}
-    if tokens["cls_token"] == "<s>":  # as RoBERTa's, which have a second name for both
+    if tokens["cls_token"] in OTHER_NAMES:  # RoBERTa has a second name for both
         tokens |= {"bos_token": tokens["cls_token"], "eos_token": tokens["sep_token"]}
     written = _read(start) if start else {}
     return {
@@ -60,15 +61,14 @@ def describe_tokenizer(
 
 
 def longest_row(folder: str | Path, config: ModelConfig) -> int | None:
-    """Return the model_max_length that a folder names, at most what the model can see; None: no bound.
+    """Return the model_max_length of a folder, at most the model's longest row; None: no bound.
 
     Raises:
         InputError: its tokenizer_config.json is damaged.
     """
-    said = _read(folder).get("model_max_length")
-    bounds = [bound for bound in (said, config.max_position_embeddings) if isinstance(bound, int | float)]
-    known = [int(bound) for bound in bounds if 0 < bound < 1e9]  # transformers writes 1e30 for none
-    return min(known, default=None)
+    bounds = (_read(folder).get("model_max_length"), config.max_position_embeddings)
+    known = [int(bound) for bound in bounds if isinstance(bound, int | float) and 0 < bound < 1e9]
+    return min(known, default=None)  # transformers writes 1e30 for no bound
 
 
 def _read(folder: str | Path) -> Json:

@@ -1,9 +1,9 @@
 """Bidirectional multi-head self-attention.
 
 - one fused projection for queries, keys and values
-- three ways to the same numbers: plain matrix products, for short rows on a CPU; torch's fused kernel; and
-  its kernel for runs of any length, which on a GPU leaves out what documents do not see of each other
-- what depends on the positions alone is computed once per forward pass, by the encoder, and handed in
+- three ways to compute the same: plain matrix products, for short rows on a CPU; torch's fused kernel; and on
+  a GPU its kernel for documents of any length, which skips pairs of tokens of different documents
+- bias and rotation depend on the positions alone; the encoder computes them once per forward pass
 
 Vaswani et al. 2017 (arXiv:1706.03762), sec. 3.2.
 
@@ -21,13 +21,13 @@ from mlm.config.model import ModelConfig
 from mlm.model.positions import DocumentOffsets, Rotation, apply_rotary, select_rotation
 
 LONGEST_BY_MATMUL = 1024
-"""Longest row for plain products on a CPU; beyond it their B*H*S*S scores fill the memory."""
+"""Longest row for plain products on a CPU: their B*H*S*S scores would fill the memory beyond it."""
 
 
 class BlockLinear(nn.Linear):
-    """A linear layer whose weight is made of several matrices; `blocks`: how many by rows and by columns.
+    """A linear layer whose weight stacks several matrices; `blocks`: how many along rows and along columns.
 
-    An optimizer that treats a matrix as a whole (Muon) has to treat each by itself: see `matrix_blocks`.
+    Muon orthogonalises each matrix by itself, see `matrix_blocks`.
     """
 
     def __init__(self, in_features: int, out_features: int, blocks: tuple[int, int], bias: bool) -> None:
@@ -36,9 +36,9 @@ class BlockLinear(nn.Linear):
 
 
 def matrix_blocks(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return the `blocks` of every weight that has them, by its name in `model.named_parameters()`."""
-    made = {name: module for name, module in model.named_modules() if isinstance(module, BlockLinear)}
-    return {f"{name}.weight": module.blocks for name, module in made.items()}
+    """Return the `blocks` of every stacked weight, by its name in `model.named_parameters()`."""
+    modules = model.named_modules()
+    return {f"{name}.weight": module.blocks for name, module in modules if isinstance(module, BlockLinear)}
 
 
 class SelfAttention(nn.Module):
@@ -63,10 +63,10 @@ class SelfAttention(nn.Module):
 
         Args:
             hidden: (B, S, D) float.
-            bias: (B, 1, S, S) float added to the scores, see `document_bias`; None: nothing. Or where the
-                documents begin, if `can_attend_by_document`.
+            bias: (B, 1, S, S) float added to the scores, see `document_bias`; None: nothing. Or the starts of
+                the documents, if `can_attend_by_document`.
             rotation: see `compute_rotation`; None: no rotation.
-            selected: (B, M) int64, the tokens that attend, to all as ever; None: all of them.
+            selected: (B, M) int64, the tokens that attend, each to all tokens; None: all.
 
         Returns:
             (B, S, D) float, or (B, M, D).
@@ -96,14 +96,14 @@ class SelfAttention(nn.Module):
         rows, bias = slice(first * D, end * D), self.query_key_value.bias
         states = F.linear(hidden, self.query_key_value.weight[rows], None if bias is None else bias[rows])
         states = states.view(B, S, end - first, self.num_heads, D // self.num_heads)
-        # contiguous: one copy here spares slower strided ones in the rotation and in the products
+        # contiguous: one copy here avoids slower strided ones in the rotation and in the products
         return states.permute(2, 0, 3, 1, 4).contiguous()
 
 
 def compute_dtype(states: Tensor) -> torch.dtype:
-    """Return the type that matrix products with `states` are computed in: autocast's where it is on.
+    """Return the dtype of matrix products with `states`: autocast's if it is on, except for float64.
 
-    Autocast casts for every product; what goes into several is cast before, once. It leaves float64 alone.
+    Autocast casts for every product; a tensor that goes into several is cast once, before.
     """
     kind = states.device.type
     casts = torch.is_autocast_enabled(kind) and states.dtype != torch.float64
@@ -111,7 +111,7 @@ def compute_dtype(states: Tensor) -> torch.dtype:
 
 
 def select(states: Tensor, selected: Tensor | None) -> Tensor:
-    """Return (B, M, D), the `selected` (B, M) tokens of `states` (B, S, D); None: all of them."""
+    """Return (B, M, D), the `selected` (B, M) tokens of `states` (B, S, D); None: all."""
     return states if selected is None else states.take_along_dim(selected[..., None], dim=1)
 
 
@@ -120,8 +120,8 @@ def attend_by_matmul(
 ) -> Tensor:
     """Return softmax(query key^T / sqrt(K) + bias) value, written out.
 
-    Queries, keys, values and the result are (B, H, S, K), the bias is (B, 1, S, S) or None; queries may be
-    fewer, and then result and bias are. `dropout` is the share of the attention weights that is dropped.
+    Queries, keys, values and the result are (B, H, S, K), the bias is (B, 1, S, S) or None; with M queries
+    result and bias have M rows. `dropout` is the share of the attention weights that is dropped.
     """
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)  # (B, H, S or M, S)
     if bias is not None:
@@ -137,18 +137,18 @@ def attend_by_kernel(
 
 
 def can_attend_by_document(device: torch.device, dtype: torch.dtype, dropout: float) -> bool:
-    """Tell whether `attend_by_document` can: its kernel is for CUDA, half precision, no dropout."""
+    """Return whether `attend_by_document` works: its kernel is for CUDA, half precision, no dropout."""
     half = dtype in (torch.bfloat16, torch.float16)
     return device.type == "cuda" and half and not dropout
 
 
 def attend_by_document(query: Tensor, key: Tensor, value: Tensor, documents: DocumentOffsets) -> Tensor:
-    """Return (B, S, H, K), what `attend_by_kernel` returns for the bias of the same documents, transposed.
+    """Return (B, S, H, K), the transposed result of `attend_by_kernel` for the same documents.
 
     Queries, keys and values are (B, H, S, K).
     """
     B, H, S, K = query.shape
     query, key, value = (states.transpose(1, 2).reshape(B * S, H, K) for states in (query, key, value))
     context = varlen_attn(query, key, value, documents.starts, documents.starts, S, S)
-    assert isinstance(context, Tensor), "a pair only where more is asked for"
+    assert isinstance(context, Tensor), "a pair only if log-sum-exps are asked for"
     return context.view(B, S, H, K)

@@ -1,6 +1,6 @@
-"""How deep each weight of a classifier lies: what fine-tuning leaves alone, and what it moves less.
+"""The depth of each weight of a classifier: for freezing and layer-wise learning-rate decay.
 
-The embeddings have depth 0, layer n (from 0) has n + 1, and what stands above the layers num_layers + 1.
+The embeddings have depth 0, layer n (from 0) has n + 1, and the layers above the encoder have num_layers + 1.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ def depth_of(name: str, num_layers: int) -> int:
 
 
 def layer_decay(decay: float, num_layers: int) -> Callable[[str], float]:
-    """Return a function of a weight's name: the share of the learning rate that it gets.
+    """Return a function from a weight's name to its share of the learning rate.
 
-    1 above the layers, and `decay` times as much with each layer further down (Clark et al. 2020,
-    arXiv:2003.10555, and Bao et al. 2021, arXiv:2106.08254, whose count this is).
+    1 above the encoder's layers, and `decay` times as much with each layer further down (Clark et al. 2020,
+    arXiv:2003.10555, and Bao et al. 2021, arXiv:2106.08254, whose count of layers this is).
     """
     return lambda name: decay ** (num_layers + 1 - depth_of(name, num_layers))
 
 
 def freeze(model: SequenceClassifier, what: int | Literal["embeddings", "encoder"] | None) -> None:
-    """Let training leave a part of the encoder as it is.
+    """Exclude a part of the encoder from training.
 
     Args:
-        model: with all weights to be trained.
-        what: the embeddings, with them a number of lowest layers, the whole encoder, or (None) nothing.
+        model: with all weights trainable.
+        what: the embeddings; a number of lowest layers and the embeddings; the whole encoder; None: nothing.
 
     Raises:
         InputError: the model has fewer layers.

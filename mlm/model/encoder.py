@@ -1,10 +1,10 @@
-"""The encoder: token ids in, one vector a token out.
+"""The encoder: from token ids to one vector per token.
 
 - modern (Warner et al. 2024, arXiv:2412.13663): tokens -> norm -> pre-norm layers, rotary positions -> norm
 - classic (Devlin et al. 2019, arXiv:1810.04805): tokens + positions + types -> norm -> post-norm layers
 - everything in between is a switch of `ModelConfig`
-- what the layers see of the positions (bias of the scores, rotation) is computed once: for layers with full
-  attention, and for those with local attention where there are any
+- bias of the scores and rotation are computed once for all layers with full attention, and once for those
+  with local attention, if there are any
 
 Sizes: B batch, S sequence, D hidden, E width of the embedding tables, V vocabulary.
 """
@@ -79,10 +79,10 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(config, config.has_attention_norm(n)) for n in numbers)
         self.is_local = [config.is_local(n) for n in numbers]
         self.gradient_checkpointing = False
-        """Whether training computes the inside of each layer again instead of keeping it."""
+        """Whether training recomputes the activations inside each layer instead of keeping them."""
         self.documents_per_row: int | None = None
-        """Set to the most documents in a row, padding counted as one, where each is one run of its number:
-        a GPU then attends by document."""
+        """Upper bound of the documents in a row, padding counted as one, each a contiguous run of its number;
+        if set, a GPU attends by document."""
         self.final_norm = build_norm(config) if config.has_final_norm else nn.Identity()
 
     def forward(
@@ -99,8 +99,8 @@ class Encoder(nn.Module):
             attention_mask: (B, S) integer or bool, the document of each token, 0 = padding: a 0/1 mask is one
                 document a row, 1..n are n that do not see each other. None: one document, no padding.
             token_type_ids: (B, S) int64; None: all 0.
-            selected: (B, M) int64 indices into the row, the tokens whose vectors are wanted: the result is
-                (B, M, D), and the last layer computes no others, but for their keys and values. None: all.
+            selected: (B, M) int64 indices into the row: the result is (B, M, D), their vectors only, and the
+                last layer computes just keys and values for the other tokens. None: all.
 
         Raises:
             InputError: the rows are longer than `model.max_position_embeddings`.
@@ -126,7 +126,7 @@ class Encoder(nn.Module):
         return self.final_norm(hidden)
 
     def _documents(self, attention_mask: Tensor, dtype: torch.dtype) -> Tensor | DocumentOffsets:
-        """Return what keeps documents apart, in the form that the fastest way to attend takes."""
+        """Return the separation of documents in the form that the fastest attention takes."""
         config, most = self.config, self.documents_per_row
         dropout = config.attention_dropout if self.training else 0.0
         plain = config.attention == "bidirectional" and not any(self.is_local)

@@ -1,10 +1,9 @@
-"""What stands on top of the encoder.
+"""The heads on top of the encoder.
 
-- the masked-LM head looks at the M masked positions only, because the vocabulary makes it the widest layer
-- the output matrix is the token embedding table itself (tied), or one of its own; a bias over the vocabulary
-  is added
-- the classifier's layers are those of a stock class, and `ModelConfig.pooling` says of which: ModernBERT's
-  (dense, non-linearity, norm), or a dense layer with BERT's tanh, DistilBERT's relu, ELECTRA's gelu
+- the masked-LM head computes the M masked positions only, because the vocabulary makes it the widest layer
+- its output matrix is the token embedding table (tied) or separate; a bias over the vocabulary is added
+- the classifier's layers are those of the stock class that `ModelConfig.pooling` selects: ModernBERT's
+  (dense, non-linearity, norm), or a dense layer with BERT's tanh, DistilBERT's relu or ELECTRA's gelu
 
 Sizes: B batch, S sequence, M masked positions a row, D hidden, V vocabulary, C classes (1 for a score).
 """
@@ -27,9 +26,9 @@ NON_LINEARITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "cls_relu": F.relu,
     "cls_gelu": F.gelu,
 }
-"""What follows the dense layer of a pooler that has no norm, by `ModelConfig.pooling`."""
+"""Non-linearity of a pooler without norm, by `ModelConfig.pooling`."""
 UNUSED_ID_BIAS = -1e4
-"""Output bias of ids that no token has: its exponential is 0, and it is finite in every float type."""
+"""Output bias of ids without a token: its exponential is 0, and it is finite in every float type."""
 
 
 class MaskedLMHead(nn.Module):
@@ -43,7 +42,7 @@ class MaskedLMHead(nn.Module):
         if config.head_transform:
             self.dense = nn.Linear(config.hidden_size, config.output_width, bias=config.head_bias)
             self.norm = build_norm(config, config.output_width)
-        # An embedding and no linear layer, because it is one vector a token: optimizers tell them apart.
+        # nn.Embedding, not nn.Linear: one vector per token, which optimizers treat like the token table
         tied = config.tie_word_embeddings
         self.output = None if tied else nn.Embedding(config.vocab_size, config.output_width)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
@@ -133,8 +132,8 @@ class SequenceClassifier(nn.Module):
 def rule_out_unused_ids(model: MaskedLM, num_tokens: int) -> None:
     """Set the output bias of the ids from `num_tokens` on, which only pad the tables, to UNUSED_ID_BIAS.
 
-    Their probability is then exactly 0, and so is their gradient: training neither sees nor moves them.
-    Ids below `num_tokens` that were ruled out for a smaller vocabulary start at 0 again.
+    Their probability and gradient are then exactly 0, so training ignores them. Ids below `num_tokens` that
+    were ruled out for a smaller vocabulary start at 0 again.
     """
     bias = model.head.bias
     bias[bias < UNUSED_ID_BIAS / 2] = 0.0

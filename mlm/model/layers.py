@@ -1,6 +1,6 @@
-"""The parts an encoder layer is made of, and the layer itself.
+"""The encoder layer and its parts.
 
-- norms stand before each sublayer (pre) or after each sum (post), Xiong et al. 2020 (arXiv:2002.04745)
+- norms are before each sublayer (pre) or after each sum (post), Xiong et al. 2020 (arXiv:2002.04745)
 - a norm is LayerNorm, or RMSNorm, which does not subtract the mean (Zhang & Sennrich 2019, arXiv:1910.07467)
 - the feed-forward part is plain, or gated: act(a) * b (Shazeer 2020, arXiv:2002.05202)
 - all initial values are set in one place, `init_weights`
@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "geglu": F.gelu,
     "swiglu": F.silu,
 }
-"""Non-linearity of each `ModelConfig.activation`, a gated one's of its gate; GELU is the exact, erf form."""
+"""Non-linearity of each `ModelConfig.activation`, if gated that of the gate; GELU is the exact erf form."""
 
 
 def build_norm(config: ModelConfig, width: int | None = None) -> nn.Module:
@@ -47,7 +47,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Map (B, S, D) to (B, S, D), each token by itself."""
+        """Map (B, S, D) to (B, S, D), each token independently."""
         return self.down(self.activation(self.up(hidden)))
 
 
@@ -61,9 +61,9 @@ class GatedFeedForward(nn.Module):
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Map (B, S, D) to (B, S, D), each token by itself."""
+        """Map (B, S, D) to (B, S, D), each token independently."""
         hidden = hidden.to(compute_dtype(hidden))
-        # one weight, but two products: their gradients then need not be copied into one table
+        # one weight but two products, whose gradients need not be copied into one table
         weights, bias = self.gate_up.weight.chunk(2), self.gate_up.bias
         biases = (None, None) if bias is None else bias.chunk(2)
         gate, up = (F.linear(hidden, *pair) for pair in zip(weights, biases, strict=True))  # each (B, S, F)
@@ -101,9 +101,9 @@ class EncoderLayer(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: nn.Module, std: float) -> None:
-    """Set every initial value of `model`, in place: the only place that does.
+    """Set every initial value of `model`, in place; nothing else does.
 
-    Matrices and tables are normal with deviation `std`, cut at two of it; biases are 0, norms 1.
+    Matrices and tables are normal with standard deviation `std`, truncated at two; biases are 0, norms 1.
     """
     for module in model.modules():
         if isinstance(module, SinusoidalEmbedding):

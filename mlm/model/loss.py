@@ -11,16 +11,15 @@ from torch import Tensor
 from mlm.config.data import IGNORE_INDEX
 
 CHUNK_ELEMENTS = 2**19
-"""Logits that a core works on at a time: in float32 they fit its cache."""
+"""Logits per core and chunk: in float32 they fit its cache."""
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """The summed cross-entropy and its gradient, some rows at a time.
+    """The summed cross-entropy and its gradient, in chunks of rows.
 
-    The plain way goes through the memory of all logits in float32 seven times, which a CPU waits for, and
-    keeps three such tables. This one computes the gradient while the rows are in the cache, and keeps it in
-    the type of the logits. It hands out the table it keeps, so backward may run twice only where the logits
-    are no leaf.
+    The plain way reads or writes all logits in float32 seven times, which is slow on a CPU, and keeps three
+    such tables. This one computes the gradient while the rows are in the cache, in the logits' dtype.
+    Backward returns the kept table itself, so it may run twice only if the logits are not a leaf.
     """
 
     @staticmethod
@@ -36,7 +35,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             target = wanted[:, None].masked_fill(unused, 0)
             scores = scores.float()
             shares = scores.softmax(dim=-1)
-            # one exponential is enough: the largest share is 1 / sum(exp(scores - the largest score))
+            # no second exponential: the largest share is 1 / sum(exp(scores - largest score))
             log_sum = scores.amax(1, keepdim=True) - shares.amax(1, keepdim=True).log()
             total += (log_sum - scores.gather(1, target)).masked_fill(unused, 0.0).sum()
             out.copy_(shares.scatter_add_(1, target, shares.new_full(target.shape, -1.0)))

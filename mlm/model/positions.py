@@ -1,14 +1,13 @@
-"""Which document a token belongs to, where in it the token stands, and how attention learns that place.
+"""Documents within a row, positions within a document, and how attention takes both into account.
 
 - a row may hold several documents: tokens with the same number in the attention mask belong together
-- positions restart at the first token of each document, so a packed document is computed as if it stood alone
-- what a token may not see gets minus infinity added to its score: other documents, in local layers what is
-  far away, in causal ones what comes later
-- rotary: queries and keys turn by angles proportional to their position, so that their product depends on the
-  distance alone; element i is paired with element i + K/2, the order of ModernBERT's published weights
+- positions restart at the first token of each document, so a packed document is computed as if it were alone
+- the scores of tokens that a token may not see get minus infinity added: of other documents, in local layers
+  of distant tokens, in causal ones of later tokens
+- rotary: queries and keys are rotated by angles proportional to their position, so that their product depends
+  on the distance alone; element i is paired with element i + K/2, as in ModernBERT's published weights
   (Su et al. 2021, arXiv:2104.09864, sec. 3.2)
-- sinusoidal: a table that is added to the embeddings and not trained (Vaswani et al. 2017, arXiv:1706.03762,
-  sec. 3.5)
+- sinusoidal: a fixed table added to the embeddings (Vaswani et al. 2017, arXiv:1706.03762, sec. 3.5)
 
 Sizes: B batch, S sequence, H heads, K head width.
 """
@@ -25,16 +24,16 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class DocumentOffsets(NamedTuple):
-    """Where documents begin, the rows of a batch joined to one: what `document_bias` says, in few numbers."""
+    """Starts of the documents in a batch whose rows are joined to one: a compact form of `document_bias`."""
 
     starts: Tensor
-    """(N + 1,) int32, ascending; slots that are not needed hold B * S, as the last one does."""
+    """(N + 1,) int32, ascending; unused slots and the last one hold B * S."""
 
 
 def document_bias(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return (B, 1, S, S), added to the attention scores: 0 within a document, minus infinity across.
 
-    Padding (number 0) attends to padding, so that no token is left without anything to attend to.
+    Padding (number 0) attends to padding, so that every token attends to something.
 
     Args:
         attention_mask: (B, S) integer or bool, the document number of each token.
@@ -45,7 +44,7 @@ def document_bias(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def document_offsets(attention_mask: Tensor, most: int) -> DocumentOffsets:
-    """Return where each run of equal numbers begins; no device has to be asked how many there are.
+    """Return where each run of equal numbers begins, without asking the device how many there are.
 
     Args:
         attention_mask: (B, S) integer, the document number of each token; a document is one run.
@@ -64,9 +63,9 @@ def distance_bias(index: Tensor, window: int | None, causal: bool, dtype: torch.
     """Return (S, S), added to the attention scores: 0 where a token may look, minus infinity elsewhere.
 
     Args:
-        index: (S,) int64, the places in a row.
+        index: (S,) int64, positions in a row.
         window: a token sees up to half of it on each side; None: any distance.
-        causal: a token sees nothing that comes later.
+        causal: a token sees no later token.
         dtype: the type of the scores.
     """
     ahead = index - index[:, None]
@@ -95,7 +94,7 @@ def sinusoids(rows: int, width: int) -> Tensor:
 
 
 class SinusoidalEmbedding(nn.Embedding):
-    """A table of positions that is looked up like a learned one, and frozen."""
+    """A frozen table of positions, looked up like a learned one."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__(rows, width)
@@ -108,8 +107,8 @@ def compute_rotation(
 ) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of the positions' angles, computed in float32 and cast to `dtype`.
 
-    An operation of its own, into which the compiler does not look: it would compute the angles anew in every
-    layer, for each head. Has no gradient.
+    A custom operation without gradient, opaque to the compiler, which would otherwise recompute the angles in
+    every layer for each head.
 
     Args:
         positions: (1 or B, S) int64.
@@ -138,10 +137,7 @@ def select_rotation(rotation: Rotation | None, places: Tensor) -> Rotation | Non
 
 
 def apply_rotary(states: Tensor, rotation: Rotation | None) -> Tensor:
-    """Turn each pair (element i, element i + K/2) of `states` (..., B, H, S, K) by its position's angle.
-
-    None: no rotation.
-    """
+    """Rotate each pair (element i, element i + K/2) of `states` (..., B, H, S, K) by its position's angle."""
     if rotation is None:
         return states
     cos, sin = rotation

@@ -11,16 +11,16 @@ from mlm.config.model import VOCAB_MULTIPLE
 from mlm.model.heads import MaskedLM
 
 TABLES = ("encoder.embeddings.token.weight", "head.output.weight", "head.bias")
-"""What has a row for each token; a tied model has no output matrix of its own."""
+"""Weights with a row for each token; a tied model has no separate output matrix."""
 
 
 @torch.no_grad()
 def extend_vocabulary(model: MaskedLM, pieces: Mapping[int, Sequence[int]]) -> MaskedLM:
-    """Return a copy in which new tokens begin as the mean of the tokens that stood in their place.
+    """Return a copy in which each new token starts as the mean of the tokens that it replaces.
 
     Args:
-        model: left as it is.
-        pieces: the new ids, each with the ids of its pieces; an empty list stands for the mean of all tokens.
+        model: not changed.
+        pieces: the new ids, each with the ids of its pieces; an empty list means all tokens.
     """
     old, size = model.encoder.embeddings.token.num_embeddings, max(pieces, default=-1) + 1
     rows = old if size <= old else -(-size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE

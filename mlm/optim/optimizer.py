@@ -31,9 +31,9 @@ NEWTON_SCHULZ_COEFFICIENTS = (
     (3.6366, -2.7219, 0.5365),
     (2.6613, -1.9772, 0.4526),
 )
-"""(a, b, c) of a x + b x^3 + c x^5 for each step, optimal for the range that the step before leaves of
-singular values in [0.01, 1] (Amsel et al. 2025, arXiv:2505.16932). Three steps bring them as close to 1 as five
-with the usual (3.4445, -4.7750, 2.0315)."""
+"""(a, b, c) of a x + b x^3 + c x^5 for each step, optimal for singular values in [0.01, 1] as the step before
+leaves them (Amsel et al. 2025, arXiv:2505.16932). Three steps bring them as close to 1 as five with the usual
+(3.4445, -4.7750, 2.0315)."""
 
 
 def newton_schulz(matrices: Tensor, eps: float = 1e-7) -> Tensor:

@@ -170,6 +170,7 @@ def test_saved_model_is_a_stock_class_with_the_scores_of_the_run(tiny, encoder, 
     accuracy = (predicted == task.validation.labels).mean()
     assert summary_of(config)["metrics"]["accuracy"] == pytest.approx(accuracy)
     assert "text-classification" in (folder / "README.md").read_text()
+    assert not any(config.runs_dir.encode() in file.read_bytes() for file in folder.iterdir())
 
 
 def stated_loss(logits, labels, head):

@@ -72,6 +72,9 @@ def test_a_run_leaves_what_it_promises(tiny, capsys):
     out = capsys.readouterr().out
     for part in ("fill-mask", "evaluate", "--resume", str(folder / "model"), "word counts alone"):
         assert part in out
+    model = folder / "model"
+    assert f"\n# {config.name}\n" in (model / "README.md").read_text()
+    assert not any(str(folder.parent).encode() in file.read_bytes() for file in model.iterdir())
 
 
 @pytest.mark.parametrize("optimizer", [None, MUON])
