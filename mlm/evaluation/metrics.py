@@ -1,8 +1,9 @@
 """Scores of predictions over a whole set; each is defined for any predictions and labels.
 
-torchmetrics gathers predictions over batches and ranks, and computes the scores of numbers, in float64. Its scores
-of classes are quotients in float32, take C^2 memory, and its Matthews correlation of constant predictions is not 0:
-here they all follow from three counts a class. Where a formula would divide by 0 the score is 0, as in scikit-learn.
+torchmetrics gathers predictions over batches and ranks, and computes the scores of numbers in float64. Its
+scores of classes are quotients in float32 and take C^2 memory, and its Matthews correlation of constant answers
+is not 0: here they all follow from three counts a class. Where a formula would divide by 0 the score is 0, as
+in scikit-learn.
 
 Sizes: N examples, B a batch, C classes (1 for a number).
 """
@@ -49,7 +50,7 @@ class LabelledPredictions(Metric):
 
     def update(self, rows: Tensor, logits: Tensor) -> None:
         """Add a batch: the number of each example in the set, (B,) int64, and its logits, (B, C)."""
-        self.rows.append(rows)
+        self.rows.append(rows.to(logits.device))
         self.logits.append(logits.detach().float().flatten())
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
@@ -147,8 +148,8 @@ def _ranks(values: Floats) -> Floats:
 def roc_auc(labels: Bools, scores: Floats) -> dict[str, float]:
     """Return the mean over the columns (N, C) of how often a positive example scores above a negative one.
 
-    Ties count half; torchmetrics' own is float32. Empty where a column has no positive or no negative example;
-    0 if a score is not finite.
+    Ties count half. Empty where a column has no positive or no negative example; 0 if a score is not finite.
+    torchmetrics' own is float32.
     """
     positive = labels.sum(0)
     pairs = positive * (len(labels) - positive)
