@@ -1,10 +1,9 @@
 """Scores of predictions over a whole set; each is defined for any predictions and labels.
 
-torchmetrics collects predictions over batches and ranks, and computes the scores of numbers in float64. Its scores
-of classes are not used, because they are quotients in float32, take C^2 memory to count, and its Matthews
-correlation is not 0 for constant predictions. Here all of them follow from three counts a class.
-
-- where a formula would divide by 0 (constant predictions, one class only) the score is 0, as in scikit-learn
+torchmetrics gathers predictions over batches and ranks, and computes the scores of numbers in float64. Its
+scores of classes are quotients in float32 and take C^2 memory, and its Matthews correlation of constant answers
+is not 0: here they all follow from three counts a class. Where a formula would divide by 0 the score is 0, as
+in scikit-learn.
 
 Sizes: N examples, B a batch, C classes (1 for a number).
 """
@@ -31,19 +30,18 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 MAX_AUC_CLASSES = 100
-"""With more classes there is no ROC AUC, which sorts all examples once a class."""
+"""With more classes there is no ROC AUC, which ranks all examples once a class."""
 
 
 class LabelledPredictions(Metric):
-    """Collects the logits of a labelled set over batches and ranks.
+    """Gathers the logits of a labelled set over batches and ranks.
 
-    On several ranks each may have any number of batches, also none, and an example may come more than once, as a
-    sampler that pads repeats some.
+    A rank may have no batches at all, and an example may come twice, as a sampler that pads repeats some.
     """
 
     full_state_update = False
-    rows: list[Tensor] | Tensor
-    logits: list[Tensor] | Tensor
+    rows: Any
+    logits: Any
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
@@ -51,23 +49,15 @@ class LabelledPredictions(Metric):
         self.add_state("logits", [], dist_reduce_fx="cat")
 
     def update(self, rows: Tensor, logits: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            rows: (B,) int64, the number of each example in the set.
-            logits: (B, C).
-        """
-        assert isinstance(self.rows, list), "a metric is updated before it is synchronised"
-        assert isinstance(self.logits, list), "a metric is updated before it is synchronised"
-        self.rows.append(rows)
+        """Add a batch: the number of each example in the set, (B,) int64, and its logits, (B, C)."""
+        self.rows.append(rows.to(logits.device))
         self.logits.append(logits.detach().float().flatten())
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
-        """Gather the batches of all ranks."""
-        if not self.rows:  # torchmetrics would send float32 here, and other ranks int64
-            self.update(
-                torch.zeros(0, dtype=torch.int64, device=self.device), torch.zeros(0, device=self.device)
-            )
+        """Gather the batches of all ranks; a rank without any sends empty tensors of the right types."""
+        if not self.rows:
+            none = torch.zeros(0, device=self.device)
+            self.update(none.long(), none)
         super().sync(*args, **kwargs)
 
     def compute(self) -> Floats:
@@ -78,32 +68,44 @@ class LabelledPredictions(Metric):
 
 
 def confusion_matrix(labels: Ints, predictions: Ints, num_classes: int) -> Ints:
-    """Return how often each label (row) was predicted as each class (column), (C, C).
-
-    Args:
-        labels: (N,) in [0, C).
-        predictions: (N,) in [0, C).
-        num_classes: C.
-    """
+    """Return how often each label (row) was predicted as each class (column), (C, C); both are (N,) ids."""
     cells = np.bincount(labels * num_classes + predictions, minlength=num_classes**2)
     return cells.reshape(num_classes, num_classes)
 
 
-def accuracy(counts: Ints) -> float:
-    """Return the share of the examples that are predicted right; 0 without examples.
+def predicted(label_type: LabelType, logits: Floats) -> npt.NDArray[Any]:
+    """Return the answers for logits (N, C): (N,) ids of classes or numbers, or for multilabel (N, C) bool."""
+    if label_type == "multilabel":
+        return logits > 0
+    return logits[:, 0] if label_type == "regression" else logits.argmax(1)
+
+
+def class_counts(labels: npt.NDArray[Any], logits: Floats) -> Ints:
+    """Return how often each class occurs, is predicted, and is predicted correctly, (C, 3).
 
     Args:
-        counts: (C, 3), see `class_counts`; also of the next two.
+        labels: (N,) ids of classes, or (N, C) bool.
+        logits: (N, C).
     """
-    examples, _, right = counts.sum(0)
-    return float(right / max(examples, 1))
+    if labels.ndim == 2:
+        answers = predicted("multilabel", logits)
+        return np.stack([labels.sum(0), answers.sum(0), (labels & answers).sum(0)], axis=1)
+    chosen = logits.argmax(1)
+    parts = labels.astype(np.int64), chosen, chosen[chosen == labels]
+    return np.stack([np.bincount(part, minlength=logits.shape[1]) for part in parts], axis=1)
 
 
 def class_scores(counts: Ints) -> dict[str, Floats]:
-    """Return precision, recall and F1 of each class, (C,) each; 0 where a class is never predicted or absent."""
-    examples, predicted, right = counts.T
-    sizes = {"precision": predicted, "recall": examples, "f1": (examples + predicted) / 2}
+    """Return precision, recall and F1 of each class, (C,) each, from the counts of `class_counts`."""
+    examples, chosen, right = counts.T
+    sizes = {"precision": chosen, "recall": examples, "f1": (examples + chosen) / 2}
     return {name: right / np.maximum(size, 0.5) for name, size in sizes.items()}
+
+
+def accuracy(counts: Ints) -> float:
+    """Return the share of the examples that are predicted correctly; 0 without examples."""
+    examples, _, right = counts.sum(0)
+    return float(right / max(examples, 1))
 
 
 def matthews_correlation(counts: Ints) -> float:
@@ -120,12 +122,10 @@ def matthews_correlation(counts: Ints) -> float:
 
 def pearson(targets: Floats, predictions: Floats) -> float:
     """Return the linear correlation of two series (N,); 0 if one is constant or not finite."""
-    pair = targets, predictions
-    if len(targets) < 2 or not all(
-        np.isfinite(series).all() and (series != series[0]).any() for series in pair
-    ):
+    pair = np.stack([targets, predictions])
+    if pair.size < 4 or not np.isfinite(pair).all() or (pair == pair[:, :1]).all(1).any():
         return 0.0
-    x, y = (torch.from_numpy(series / np.abs(series).max()) for series in pair)  # squares have a range
+    x, y = torch.from_numpy(pair / np.abs(pair).max(1, keepdims=True))  # squares have a range
     return float(pearson_corrcoef(x, y).nan_to_num())
 
 
@@ -145,75 +145,85 @@ def _ranks(values: Floats) -> Floats:
     return (np.cumsum(counts) - (counts - 1) / 2)[place]
 
 
-def roc_auc(labels: Bools, scores: Floats) -> float | None:
-    """Return how often a positive example scores above a negative one, ties counting half.
+def roc_auc(labels: Bools, scores: Floats) -> dict[str, float]:
+    """Return the mean over the columns (N, C) of how often a positive example scores above a negative one.
 
+    Ties count half. Empty where a column has no positive or no negative example; 0 if a score is not finite.
     torchmetrics' own is float32.
+    """
+    positive = labels.sum(0)
+    pairs = positive * (len(labels) - positive)
+    if not pairs.all():
+        return {}
+    if not np.isfinite(scores).all():
+        return {"roc_auc": 0.0}
+    sums = [_ranks(column)[chosen].sum() for column, chosen in zip(scores.T, labels.T, strict=True)]
+    return {"roc_auc": float(((sums - positive * (positive + 1) / 2) / pairs).mean())}
+
+
+def task_metrics(label_type: LabelType, labels: npt.NDArray[Any], logits: Floats) -> dict[str, float]:
+    """Return the scores of a model's outputs, the one that ranks epochs first.
 
     Args:
-        labels: (N,).
-        scores: (N,); if one is not finite, the result is 0.
-
-    Returns:
-        The area under the ROC curve; None if all labels are equal.
+        label_type: the kind of labels.
+        labels: (N,) ids of classes, or numbers, or (N, C) bool.
+        logits: (N, C), for numbers (N, 1).
     """
-    positive = int(labels.sum())
-    pairs = positive * (len(labels) - positive)
-    if not pairs:
-        return None
-    if not np.isfinite(scores).all():
-        return 0.0
-    return float((_ranks(scores)[labels].sum() - positive * (positive + 1) / 2) / pairs)
+    if label_type == "multilabel":
+        return _set_scores(labels, logits)
+    if label_type == "regression":
+        return _number_scores(labels.astype(np.float64), logits[:, 0].astype(np.float64))
+    counts = class_counts(labels, logits)
+    f1 = class_scores(counts)["f1"]
+    of_class_1 = {"f1": float(f1[1])} if len(counts) == 2 else {}  # the other class is the background
+    seen = counts.any(1)  # the others do not count in the mean, as in scikit-learn
+    return {
+        "accuracy": accuracy(counts),
+        **of_class_1,
+        "matthews_correlation": matthews_correlation(counts),
+        "f1_macro": float(f1[seen].mean()) if seen.any() else 0.0,
+        **_class_areas(labels, logits),
+    }
 
 
-def macro_roc_auc(labels: Bools, scores: Floats) -> dict[str, float]:
-    """Return the mean ROC AUC of all columns (N, C) as `roc_auc`; empty if it is undefined for one of them."""
-    if not 0 < labels.shape[1] <= MAX_AUC_CLASSES:
+def _class_areas(labels: Ints, logits: Floats) -> dict[str, float]:
+    """Return the ROC AUC of class 1 of two, or of several the mean of each against the rest."""
+    if logits.shape[1] == 2:
+        return roc_auc(labels[:, None] == 1, logits[:, 1:] - logits[:, :1])
+    if logits.shape[1] > MAX_AUC_CLASSES:
         return {}
-    areas = [roc_auc(*column) for column in zip(labels.T, scores.T, strict=True)]
-    defined = [area for area in areas if area is not None]
-    return {"roc_auc": float(np.mean(defined))} if len(defined) == len(areas) else {}
+    return roc_auc(labels[:, None] == np.arange(logits.shape[1]), softmax(logits))
 
 
-def set_scores(labels: Bools, predictions: Bools) -> dict[str, float]:
-    """Return the scores of predictions of any number of labels, each (N, C).
+def _set_scores(labels: Bools, logits: Floats) -> dict[str, float]:
+    """Return the scores of any number of labels a text.
 
     F1 micro counts every label of every text alike, macro is the mean over the labels, of which one that
     neither occurs nor is predicted scores 0; subset accuracy is the share of the texts with all labels right.
     """
-    right = (labels & predictions).sum(0)
-    both = labels.sum(0) + predictions.sum(0)
+    counts = class_counts(labels, logits)
+    examples, chosen, right = counts.sum(0)
+    exact = (labels == predicted("multilabel", logits)).all(1).sum()
     return {
-        "f1_micro": float(2 * right.sum() / max(both.sum(), 1)),
-        "f1_macro": float((2 * right / np.maximum(both, 1)).mean()),
-        "subset_accuracy": float((labels == predictions).all(1).sum() / max(len(labels), 1)),
+        "f1_micro": float(2 * right / max(examples + chosen, 1)),
+        "f1_macro": float(class_scores(counts)["f1"].mean()),
+        "subset_accuracy": float(exact / max(len(labels), 1)),
+        **(roc_auc(labels, logits) if labels.shape[1] <= MAX_AUC_CLASSES else {}),
     }
 
 
-def predicted(label_type: LabelType, logits: Floats) -> npt.NDArray[Any]:
-    """Return what logits (N, C) say: (N,) ids of classes or numbers, or for multilabel (N, C) bool."""
-    if label_type == "multilabel":
-        return logits > 0
-    return logits[:, 0] if label_type == "regression" else logits.argmax(1)
-
-
-def class_counts(labels: npt.NDArray[Any], logits: Floats) -> Ints:
-    """Return how often each class occurs, is predicted, and is predicted correctly, (C, 3).
-
-    Args:
-        labels: (N,) ids of classes, or (N, C) bool.
-        logits: (N, C).
-    """
-    if labels.ndim == 2:
-        predictions = predicted("multilabel", logits)
-        return np.stack([labels.sum(0), predictions.sum(0), (labels & predictions).sum(0)], axis=1)
-    chosen = logits.argmax(1)
-    parts = labels.astype(np.int64), chosen, chosen[chosen == labels]
-    return np.stack([np.bincount(part, minlength=logits.shape[1]) for part in parts], axis=1)
+def _number_scores(targets: Floats, predictions: Floats) -> dict[str, float]:
+    x, y = torch.from_numpy(predictions), torch.from_numpy(targets)
+    return {
+        "pearson": pearson(targets, predictions),
+        "spearman": spearman(targets, predictions),
+        "mae": float(mean_absolute_error(x, y)),
+        "rmse": float(mean_squared_error(x, y, squared=False)),
+    }
 
 
 def counts_of_classes(labels: Sequence[str], ids: npt.NDArray[Any], logits: Floats) -> dict[str, Any]:
-    """Return the names of the classes, and by name the three counts of `class_counts`, precision and recall."""
+    """Return the names of the classes, and by name the counts of `class_counts`, precision and recall."""
     counts = class_counts(ids, logits)
     columns = dict(zip(("examples_counts", "predicted_counts", "right_counts"), counts.T, strict=True))
     columns |= {f"class_{name}": values for name, values in class_scores(counts).items() if name != "f1"}
@@ -222,67 +232,21 @@ def counts_of_classes(labels: Sequence[str], ids: npt.NDArray[Any], logits: Floa
 
 
 def class_table(counts: Mapping[str, Any]) -> list[str]:
-    """Return a table of the counts, precision, recall and F1 of each class, a row a class.
-
-    Args:
-        counts: a dictionary with the entries of `counts_of_classes`; without labels the table is empty.
-    """
+    """Return a row for each class of `counts_of_classes`, with F1; no rows if there are no labels."""
     labels = counts.get("labels", [])
     if not labels:
         return []
     columns = [list(counts[f"{name}_counts"].values()) for name in ("examples", "predicted", "right")]
-    scores = class_scores(np.array(columns).T).values()
+    scores = zip(*class_scores(np.array(columns).T).values(), strict=True)
     width = max(5, *map(len, labels))
     lines = ["", f"  {'class':{width}}  examples  predicted  right  precision  recall      f1"]
-    for label, n, p, r, *of_class in zip(labels, *columns, *scores, strict=True):
-        precision, recall, f1 = of_class
+    for label, n, p, r, (precision, recall, f1) in zip(labels, *columns, scores, strict=True):
         lines.append(f"  {label:{width}}  {n:8,}  {p:9,}  {r:5,}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}")
     return lines
 
 
 def score_table(scores: Mapping[str, float]) -> list[str]:
     """Return a line for each score or count, numbers flush right."""
-    cells = {
-        name: f"{value:,.4f}" if isinstance(value, float) else f"{value:,}" for name, value in scores.items()
-    }
-    left, right = max(map(len, cells)), max(map(len, cells.values()))
-    return [f"{name:{left}}  {cell:>{right}}" for name, cell in cells.items()]
-
-
-def task_metrics(label_type: LabelType, labels: npt.NDArray[Any], logits: Floats) -> dict[str, float]:
-    """Return the scores of a model's outputs, the one that ranks epochs first.
-
-    Args:
-        label_type: what the labels are.
-        labels: (N,) ids of classes, or numbers, or (N, C) bool.
-        logits: (N, C), for numbers (N, 1).
-    """
-    if label_type == "multilabel":
-        return set_scores(labels, predicted(label_type, logits)) | macro_roc_auc(labels, logits)
-    if label_type == "regression":
-        return number_scores(labels.astype(np.float64), logits[:, 0].astype(np.float64))
-    counts = class_counts(labels, logits)
-    f1_of_class = class_scores(counts)["f1"]
-    scores = {"accuracy": accuracy(counts)}
-    if len(counts) == 2:
-        scores["f1"] = float(f1_of_class[1])  # of class 1, the other being the background
-    scores["matthews_correlation"] = matthews_correlation(counts)
-    # A class that neither occurs nor is predicted does not count, as in scikit-learn.
-    scores["f1_macro"] = float(f1_of_class[counts.any(1)].mean()) if counts.any() else 0.0
-    if len(counts) == 2:
-        area = roc_auc(labels == 1, logits[:, 1] - logits[:, 0])
-        return scores if area is None else scores | {"roc_auc": area}
-    if not counts[:, 0].all() or len(counts) > MAX_AUC_CLASSES:
-        return scores
-    return scores | macro_roc_auc(labels[:, None] == np.arange(len(counts)), softmax(logits))
-
-
-def number_scores(targets: Floats, predictions: Floats) -> dict[str, float]:
-    """Return the scores of predicted numbers (N,), the one that ranks epochs first."""
-    x, y = torch.from_numpy(predictions), torch.from_numpy(targets)
-    return {
-        "pearson": pearson(targets, predictions),
-        "spearman": spearman(targets, predictions),
-        "mae": float(mean_absolute_error(x, y)),
-        "rmse": float(mean_squared_error(x, y, squared=False)),
-    }
+    cells = [f"{value:,.4f}" if isinstance(value, float) else f"{value:,}" for value in scores.values()]
+    left, right = max(map(len, scores)), max(map(len, cells))
+    return [f"{name:{left}}  {cell:>{right}}" for name, cell in zip(scores, cells, strict=True)]

@@ -1,6 +1,6 @@
 """`Predictor`: texts in; labels, vectors or fillings out.
 
-    texts --tokenize, pad (numpy)--> batches --Backend (torch, or another runtime)--> logits, vectors --> labels
+    texts --tokenize, pad (numpy)--> batches --Backend (torch)--> logits, vectors --> labels
 
 Importing this module, reading and tokenizing load no torch.
 
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,7 @@ class Backend(Protocol):
         """Return (B, C) of a classifier, or (B, M, V) of a masked LM at `masked_positions`."""
 
     def hidden(self, batch: Batch, pooling: TextPooling, normalize: bool) -> npt.NDArray[np.float32]:
-        """Return the pooled hidden state of each text, (B, D): pooled on the device, as (B, S, D) is large."""
+        """Return the pooled hidden state of each text, (B, D); pooled here because (B, S, D) is large."""
 
 
 @dataclass(frozen=True)
@@ -57,21 +57,19 @@ class Prediction:
     """By label; empty for a number."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """One proposal for a masked position."""
+class Candidate(NamedTuple):
+    """One proposal for a masked position, spelt as in the vocabulary."""
 
     token: str
-    """The token as the vocabulary spells it."""
     probability: float
 
 
 class Predictor:
-    """A model folder ready for inference; the heads are loaded when they are first used.
+    """A model folder ready for inference; each head is loaded when it is first used.
 
     Args:
         model: model folder, or OWNER/NAME on the Hugging Face hub.
-        device: such as cpu, mps or cuda:1; auto: the best there is.
+        device: such as cpu, mps or cuda:1; auto: the best available.
         batch_size: most texts a pass.
         max_length: most tokens of a text, special ones included; None: as many as the model reads. Longer
             texts are cut, with a warning.
@@ -98,13 +96,9 @@ class Predictor:
         return encode_examples(self.tokenizer, examples, self.max_length)
 
     def logits(self, examples: EncodedExamples, show_progress: bool = True) -> Floats:
-        """Return the logits of the classifier, (N, C).
-
-        Raises:
-            InputError: the model has no classifier.
-        """
-        width = len(read_classifier(self.folder).labels)
-        compute, task = self._backend("classifier").logits, "predicting" if show_progress else None
+        """Return the logits of the classifier, (N, C); InputError: there is no classifier."""
+        width, task = len(read_classifier(self.folder).labels), "predicting" if show_progress else None
+        compute = self._backend("classifier").logits
         return run_batches(examples, self.batch_size, compute, width, task).astype(np.float64)
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Prediction]:
@@ -117,9 +111,9 @@ class Predictor:
         Raises:
             InputError: the model has no classifier, or needs pairs where there are none or the reverse.
         """
-        classifier, examples = read_classifier(self.folder), _examples(texts, pairs)
-        check_pairs(classifier, None if pairs is None else "given", "pairs")
-        encoded = self.encode(examples)
+        classifier = read_classifier(self.folder)
+        check_pairs(classifier, None if pairs is None else "[...]", "pairs")
+        encoded = self.encode(_examples(texts, pairs))
         warn_truncated(encoded.num_truncated, len(encoded), "texts", self.max_length)
         labels, probabilities = decide(self.logits(encoded), classifier)
         return [
@@ -158,15 +152,14 @@ class Predictor:
             InputError: the model has no masked-LM head, or the text no mask token or too many tokens.
         """
         tokenizer, longest = self.tokenizer, self.config.max_position_embeddings
-        special = SpecialTokens.from_tokenizer(tokenizer)
-        mask = tokenizer.id_to_token(special.mask)
+        mask = SpecialTokens.from_tokenizer(tokenizer).mask
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode_special_tokens = False  # here a literal mask token is meant as one
         backend, ids = self._backend("masked_lm"), np.array(tokenizer.encode(text).ids)
-        positions = np.flatnonzero(ids == special.mask)
+        positions = np.flatnonzero(ids == mask)
         if not len(positions):
-            raise InputError(f"nothing to fill in {text!r}: write {mask} in place of a word")
+            raise InputError(f"nothing to fill in {text!r}: write {tokenizer.id_to_token(mask)} for a word")
         if longest is not None and len(ids) > longest:
             raise InputError(f"{text[:40]!r}... has {len(ids)} tokens; the model reads at most {longest}")
         logits = backend.logits({"input_ids": ids[None], "masked_positions": positions[None]})[0]
@@ -179,19 +172,16 @@ class Predictor:
         ]
 
     def _backend(self, head: Head) -> Backend:
-        from mlm.evaluation.torch_backend import load_backend
+        from mlm.evaluation.torch_backend import TorchBackend
 
         if head not in self._loaded:
-            self._loaded[head] = load_backend(self.folder, head, self.device)
+            self._loaded[head] = TorchBackend.load(self.folder, head, self.device)
         return self._loaded[head]
 
 
 def _examples(texts: Sequence[str], pairs: Sequence[str] | None = None) -> Examples:
-    require(not isinstance(texts, str), "texts", repr(texts)[:40], "is one text; give a list of texts")
-    fitting = pairs is None or len(pairs) == len(texts)
-    require(
-        fitting, "pairs", len(pairs or ()), f"is the number of second texts; there are {len(texts)} texts"
-    )
+    for name, value in (("texts", texts), ("pairs", pairs)):
+        require(not isinstance(value, str), name, repr(value)[:40], "is one text; give a list of texts")
     return Examples(list(texts), None if pairs is None else list(pairs))
 
 
@@ -202,14 +192,14 @@ def run_batches(
     width: int,
     task: str | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Return the outputs of `compute` for all examples in their order, (N, width).
+    """Return the outputs of `compute`, (B, width) a batch, for all examples in their order, (N, width).
 
     Args:
         examples: (N).
         batch_size: most examples a batch; similar lengths go together.
-        compute: maps a batch to (B, width).
-        width: of the output.
-        task: title of a progress bar, which appears after some seconds; None: no bar.
+        compute: the model.
+        width: of its outputs.
+        task: title of a progress bar; None: no bar.
     """
     outputs = np.zeros((len(examples), width), np.float32)
     with progress_bar(task, "text", total=len(examples)) as bar:
@@ -220,40 +210,30 @@ def run_batches(
 
 
 def progress_bar(task: str | None, unit: str, **options: Any) -> tqdm:
-    """Return a bar with rate and time left for work of more than some seconds; None: one that is not shown."""
+    """Return a bar with rate and time left that appears after some seconds; it never does without a task."""
     often = 0.3 if sys.stderr.isatty() else 10.0  # a log file need not hold every update
     options |= {"disable": task is None, "leave": False, "delay": 2, "mininterval": often}
     return tqdm(desc=task, unit=unit, dynamic_ncols=True, **options)
 
 
 def read_classifier(folder: Path) -> ClassifierConfig:
-    """Read the configuration of a classifier without its weights.
-
-    Raises:
-        InputError: the folder holds no classifier; names what it holds.
-    """
+    """Read the configuration of a classifier; InputError: the folder holds none."""
     from mlm.hub.pretrained import load_classifier, read_classifier_config
 
-    return read_classifier_config(folder) or load_classifier(folder).classifier_config  # which refuses it
+    # Loading refuses a folder without a classifier, and names what it holds instead.
+    return read_classifier_config(folder) or load_classifier(folder).classifier_config
 
 
 def check_pairs(classifier: ClassifierConfig, second: str | None, key: str = "text_pair_column") -> None:
     """Check that a model gets as many texts as it was trained on.
 
-    Args:
-        classifier: says on how many.
-        second: the column of the second text; None: single texts.
-        key: the setting that gives it.
-
     Raises:
-        InputError: it would see one text of a pair, or two where it knows one.
+        InputError: `key` gives no `second` text to a model of pairs, or one to a model of single texts.
     """
-    alone = bool(classifier.text_pairs) and second is None
-    require(
-        not alone, key, "null", "leaves a text out: the model was trained on pairs; give the second text too"
-    )
-    needless = classifier.text_pairs is False and second is not None
-    require(not needless, key, second, "is one too many: the model was trained on single texts")
+    hint = "leaves a text out: the model was trained on pairs; give the second text of each"
+    require(second is not None or not classifier.text_pairs, key, "null", hint)
+    hint = "is one too many: the model was trained on single texts"
+    require(second is None or classifier.text_pairs is not False, key, second, hint)
 
 
 def resolve_max_length(model: ModelConfig, asked: int | None, key: str) -> int | None:
@@ -279,10 +259,7 @@ def warn_truncated(number: int, total: int, name: str, longest: int | None) -> N
 
 
 def _trained_length(folder: Path) -> int | None:
-    """Return the length in tokens that a sentence-transformers model was trained on; None: it is none.
-
-    By its own recipe, longer texts are cut there.
-    """
+    """Return where a sentence-transformers model cuts texts, in tokens; None: it is not such a model."""
     path = folder / "sentence_bert_config.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """The torch side of inference: a loaded model that takes numpy batches and returns numpy arrays.
 
-Sizes: N examples, B a batch, S tokens, M masked positions, C classes (1 for a number), D hidden, V vocabulary.
+Sizes: N examples, B a batch, M masked positions, C classes (1 for a number), D hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -38,25 +38,16 @@ def pick_device(device: str = "auto", rank: int = 0) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def load_backend(folder: Path, head: Head, device: str) -> TorchBackend:
-    """Load a model folder with a head for inference.
-
-    Raises:
-        InputError: the folder is damaged or has no such head.
-    """
-    return TorchBackend(LOADERS[head](folder).to(pick_device(device)))
-
-
 class TorchBackend:
-    """A `Backend` on a torch module.
-
-    Args:
-        model: on any device; neither its device nor its mode is changed.
-    """
+    """A `Backend` on a torch module, whose device and mode it leaves alone."""
 
     def __init__(self, model: SequenceClassifier | MaskedLM | Encoder):
         self.model: Any = model
-        self.device = next(model.parameters()).device
+
+    @classmethod
+    def load(cls, folder: Path, head: Head, device: str) -> TorchBackend:
+        """Load a model folder; InputError: it is damaged or has no such head."""
+        return cls(LOADERS[head](folder).to(pick_device(device)))
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -66,16 +57,13 @@ class TorchBackend:
     @torch.no_grad()
     def hidden(self, batch: Batch, pooling: TextPooling, normalize: bool) -> npt.NDArray[np.float32]:
         """Return the pooled hidden state of each text, (B, D)."""
-        inputs = self._inputs(batch)
-        encoder: Encoder = getattr(self.model, "encoder", self.model)
+        inputs, encoder = self._inputs(batch), getattr(self.model, "encoder", self.model)
         pooled = pool(encoder(**inputs), inputs["attention_mask"], pooling).float()
         return (F.normalize(pooled, dim=-1) if normalize else pooled).cpu().numpy()
 
     def _inputs(self, batch: Batch) -> dict[str, Tensor]:
-        return {
-            name: torch.from_numpy(values).to(self.device)
-            for name, values in arguments(self.model, batch).items()
-        }
+        device, inputs = next(self.model.parameters()).device, arguments(self.model, batch)
+        return {name: torch.from_numpy(values).to(device) for name, values in inputs.items()}
 
 
 def arguments(model: SequenceClassifier | MaskedLM | Encoder, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,12 +79,6 @@ def classify(model: SequenceClassifier, batch: Mapping[str, Any]) -> Tensor:
 
 
 def predict_logits(model: SequenceClassifier, examples: EncodedExamples, batch_size: int) -> Floats:
-    """Return the logits of all examples in their order, (N, C), without changing the mode of the model.
-
-    Args:
-        model: on any device.
-        examples: (N).
-        batch_size: most examples a pass.
-    """
+    """Return the logits of all examples in their order, (N, C), in the current mode of the model."""
     compute, width = TorchBackend(model).logits, model.classifier.out_features
     return run_batches(examples, batch_size, compute, width).astype(np.float64)

@@ -41,11 +41,12 @@ def test_scores_equal_a_sum_over_single_tokens(model_folder, rows, masking):
                     loss -= logits[place].log_softmax(-1)[label].item()
                     correct += int(logits[place].argmax() == label)
                     count += 1
-    scores = MaskedLMScores.from_sums(score_batches(model, frozen_batches(rows, masking, 8), CPU))
-    assert scores.num_masked == count
-    assert scores.loss == pytest.approx(loss / count, rel=1e-5)
-    assert scores.masked_accuracy == pytest.approx(correct / count)
-    assert scores.perplexity == pytest.approx(math.exp(loss / count), rel=1e-4)
+    scores = score_batches(model, frozen_batches(rows, masking, 8), CPU)
+    assert list(scores) == ["loss", "perplexity", "masked_accuracy", "num_masked"]
+    assert scores["num_masked"] == count
+    assert scores["loss"] == pytest.approx(loss / count, rel=1e-5)
+    assert scores["masked_accuracy"] == pytest.approx(correct / count)
+    assert scores["perplexity"] == pytest.approx(math.exp(loss / count), rel=1e-4)
 
 
 @pytest.mark.parametrize(("batch_size", "world_size"), [(1, 1), (7, 1), (5, 2), (8, 3)])
@@ -56,7 +57,32 @@ def test_scores_depend_on_neither_batch_size_nor_ranks(model_folder, rows, maski
         score_batches(model, frozen_batches(rows, masking, batch_size, rank, world_size), CPU)
         for rank in range(world_size)
     ]
-    torch.testing.assert_close(sum(parts), whole, rtol=1e-6, atol=1e-6)
+    for name in ("loss", "masked_accuracy"):
+        total = sum(part[name] * part["num_masked"] for part in parts)
+        assert total / whole["num_masked"] == pytest.approx(whole[name], rel=1e-6)
+    assert sum(part["num_masked"] for part in parts) == whole["num_masked"]
+
+
+def test_the_sums_are_exact_in_float64_whatever_the_type_of_the_logits():
+    """The loss of a batch is float32, as in training; many batches are added without a loss."""
+    torch.manual_seed(0)
+    scores, sums = MaskedLMScores(), np.zeros(3)
+    for size in (3, 1, 7):
+        logits, labels = torch.randn(2, size, 11).bfloat16(), torch.randint(11, (2, size))
+        labels[0, 0] = IGNORE_INDEX
+        scores.update(logits, labels)
+        kept = labels != IGNORE_INDEX
+        right = (logits.float().argmax(-1) == labels)[kept].sum()
+        sums += [summed_cross_entropy(logits.float(), labels).item(), right.item(), kept.sum().item()]
+    assert scores.compute() == {
+        "loss": sums[0] / sums[2],
+        "perplexity": math.exp(sums[0] / sums[2]),
+        "masked_accuracy": sums[1] / sums[2],
+        "num_masked": sums[2],
+    }
+    scores.reset()
+    scores.update(torch.full((1, 5), 1.0).index_fill(1, torch.tensor([3]), 1e4), torch.tensor([0]))
+    assert scores.compute()["perplexity"] == math.inf
 
 
 def test_masks_are_frozen(rows, masking):
@@ -70,7 +96,9 @@ def test_loss_of_a_batch_without_predictions_is_zero_and_finite():
     loss.backward()
     assert loss.item() == 0.0
     assert torch.equal(logits.grad, torch.zeros_like(logits))
-    assert MaskedLMScores.from_sums(torch.zeros(3)).loss == 0.0
+    scores = MaskedLMScores()
+    scores.update(logits, torch.full((2, 3), IGNORE_INDEX))
+    assert scores.compute()["loss"] == 0.0
 
 
 def test_the_command_prints_and_writes_the_scores(model_folder, tmp_path, documents, capsys):
