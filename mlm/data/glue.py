@@ -18,12 +18,11 @@ import numpy.typing as npt
 from mlm.config.errors import InputError
 from mlm.config.glue import DIAGNOSTIC, plain_name
 from mlm.config.model import ClassifierConfig, LabelType
-from mlm.data.glue_files import HUB_LABEL, Classes, check_columns, read_hub, read_official, read_parquet
+from mlm.data.glue_files import HUB_LABEL, check_columns, download, read_official, read_parquet
 from mlm.data.labelled import Examples, LabelledTask, PartSize, Table
 from mlm.data.labels import Cell, is_missing, label_numbers
 from mlm.data.tables import Row
 
-OFFICIAL_DEV = "the official dev set"
 MSR_TRAIN = "msr_paraphrase_train.txt"
 """MRPC as Microsoft publishes it: `dev_ids.tsv` beside it lists the pairs of dev."""
 MSR_IDS = ("#1 ID", "#2 ID")
@@ -184,18 +183,18 @@ def read_glue(name: str, glue_dir: str | None) -> LabelledTask:
     Raises:
         InputError: a file is missing or a line of it is invalid; or the hub cannot be reached.
     """
-    spec, parts, scored = TASKS[name], {}, {}
+    spec, parts = TASKS[name], {}
     for part, facts in spec.parts.items():
         if facts.suffix and not has_part(name, part, glue_dir):
             left_out = f"{spec.metrics[0]}{facts.suffix}"
             log.warning("%s: %s is missing, so %s is left out", name, part, left_out)
         elif facts.has_labels:
             parts[part] = read_part(name, part, glue_dir)
-            scored |= {facts.suffix: parts[part]} if facts.suffix else {}
     train, validation, *_ = parts.values()
-    sizes = tuple(size_of(name, part, len(parts[part])) for part in parts if spec.parts[part].rows)
-    dev_is = " and ".join(str(size) for size in sizes if not size.is_official) or OFFICIAL_DEV
-    if dev_is != OFFICIAL_DEV:
+    scored = {spec.parts[part].suffix: one for part, one in parts.items() if spec.parts[part].suffix}
+    sizes = tuple(size_of(name, part, len(one)) for part, one in parts.items() if spec.parts[part].rows)
+    dev_is = " and ".join(str(size) for size in sizes if not size.is_official)
+    if dev_is:
         log.warning("%s: there are %s, so scores cannot be compared with those of others", name, dev_is)
     return LabelledTask(
         name,
@@ -203,7 +202,7 @@ def read_glue(name: str, glue_dir: str | None) -> LabelledTask:
         spec.labels,
         train,
         validation,
-        dev_is,
+        dev_is or "the official dev set",
         metrics=spec.metrics,
         scored=scored,
         dev_sizes=sizes,
@@ -221,24 +220,9 @@ def size_of(name: str, part: str, rows: int) -> PartSize:
 
 
 def check_parts(name: str, glue_dir: str | None, with_test: bool = False) -> None:
-    """Check that the files of a task are there, before anything is trained.
+    """Check the files of a task before anything is trained.
 
-    Args:
-        name: the task.
-        glue_dir: folder of the official folders; None: the hub, which has all.
-        with_test: also the parts whose answers are submitted.
-
-    Raises:
-        InputError: names the folder and the file that is missing.
-    """
-    for part, facts in TASKS[name].parts.items():
-        needed = not facts.suffix if facts.has_labels else with_test or name == DIAGNOSTIC
-        if glue_dir is not None and needed:
-            find_part(name, part, glue_dir)
-
-
-def warn_of_sizes(name: str, glue_dir: str | None, with_test: bool) -> None:
-    """Warn, before anything is trained, of averages that will be missing and of an invalid submission.
+    Warns of averages that cannot be given, and of answers that the server will refuse.
 
     Args:
         name: the task.
@@ -246,18 +230,18 @@ def warn_of_sizes(name: str, glue_dir: str | None, with_test: bool) -> None:
         with_test: whether the answers are submitted.
 
     Raises:
-        InputError: a file cannot be read.
+        InputError: names the folder and the file that is missing, or a file of answers that cannot be read.
     """
-    if glue_dir is None:
-        return
-    for part, facts in TASKS[name].parts.items():
-        if facts.suffix and not has_part(name, part, glue_dir):
-            log.warning("%s: without %s the averages over nine columns cannot be given", name, part)
-        if facts.submission and with_test:
-            size = size_of(name, part, len(read_part(name, part, glue_dir)))
-            if not size.is_official:
-                file = find_part(name, part, glue_dir)[0]
-                log.warning("submit=true: %s has %s; the server refuses that", file, size)
+    for part, facts in TASKS[name].parts.items() if glue_dir else ():
+        if facts.suffix:
+            if not has_part(name, part, glue_dir):
+                log.warning("%s: without %s the averages over nine columns cannot be given", name, part)
+        elif facts.has_labels or with_test or name == DIAGNOSTIC:
+            file = find_part(name, part, str(glue_dir))[0]
+            if facts.submission and with_test:
+                size = size_of(name, part, len(read_part(name, part, glue_dir)))
+                if not size.is_official:
+                    log.warning("submit=true: %s has %s; the server refuses that", file, size)
 
 
 def has_part(name: str, part: str, glue_dir: str | None) -> bool:
@@ -300,18 +284,17 @@ def read_part(name: str, part: str, glue_dir: str | None) -> Examples:
         InputError: as in `read_glue`.
     """
     spec, facts = TASKS[name], TASKS[name].parts[part]
-    files = [] if glue_dir is None else find_part(name, part, glue_dir)
-    if files and files[0].suffix != ".parquet":
-        table = _official_table(spec, part, files[0])
+    files = find_part(name, part, glue_dir) if glue_dir else download(name, facts.split)
+    if files[0].suffix != ".parquet":
         ids: dict[Any, int] = {word: number for number, word in enumerate(spec.spelling or spec.labels)}
-        return _examples(table, spec.texts, spec.label if facts.has_labels else None, ids, spec.label_type)
-    tables = [read_parquet(file) for file in files] or [read_hub(name, facts.split)]
+        table = _official_table(spec, part, files[0])
+        return _examples(spec, table, spec.texts, spec.label if facts.has_labels else None, ids)
     texts, label = spec.hub_texts or spec.texts, HUB_LABEL if facts.has_labels else None
     examples = []
-    for table, classes in tables:
+    for file in files:
+        table, classes = read_parquet(file)
         check_columns(table.name, table.columns, [*texts, *([label] if label else [])])
-        ids = _ids_of_copy(spec, table.name, classes) if label else {}
-        examples.append(_examples(table, texts, label, ids, spec.label_type))
+        examples.append(_examples(spec, table, texts, label, _ids_of_copy(spec, table.name, classes)))
     pairs = [text for one in examples for text in one.pairs or ()]
     labels = np.concatenate([one.labels for one in examples]) if label else None
     return Examples([text for one in examples for text in one.texts], pairs or None, labels)
@@ -338,44 +321,38 @@ def _divide_mrpc(rows: list[Row], path: Path, is_dev: bool) -> list[Row]:
     return [row for row in rows if (tuple(row[1][name] for name in MSR_IDS) in of_dev) == is_dev]
 
 
-def _ids_of_copy(spec: GlueTask, where: str, classes: Classes) -> dict[Any, int]:
+def _ids_of_copy(spec: GlueTask, where: str, classes: tuple[str, ...] | None) -> dict[Any, int]:
     """Return the id of each class by its id in a copy, matched by name if the copy names its classes."""
     unnamed = tuple(map(str, range(len(spec.labels))))
-    names = classes if classes not in (None, unnamed) else spec.labels
-    order = ClassifierConfig(spec.labels).order_of(names or ())
+    names = spec.labels if classes in (None, unnamed) else classes or ()
+    order = ClassifierConfig(spec.labels).order_of(names)
     if order is None:
-        theirs, ours = ", ".join(names or ()), ", ".join(spec.labels)
+        theirs, ours = ", ".join(names), ", ".join(spec.labels)
         raise InputError(f"{where}: its classes are {theirs}, those of the task {ours}")
     return dict(enumerate(order))
 
 
 def _examples(
-    table: Table, texts: tuple[str, ...], label: str | None, ids: Mapping[Any, int], label_type: LabelType
+    spec: GlueTask, table: Table, texts: tuple[str, ...], label: str | None, ids: Mapping[Any, int]
 ) -> Examples:
-    """Return the examples of a table.
-
-    Args:
-        table: one file.
-        texts: its columns of texts.
-        label: its column of labels; None: it has none.
-        ids: the ids of classes by the values of that column.
-        label_type: whether the labels are classes or numbers.
-    """
+    """Return the examples of a table: columns of texts and label (None: secret), ids of classes by values."""
     first, *second = (table.texts(column, "") for column in texts)
     labels: npt.NDArray[Any] | None = None
     if label:
         cells = list(table.cells(label, ""))
-        is_number = label_type == "regression"
-        labels = label_numbers(cells, label) if is_number else _class_ids(cells, label, ids)
+        numbers = spec.label_type == "regression"
+        labels = label_numbers(cells, label) if numbers else _class_ids(cells, label, ids)
     return Examples(first, second[0] if second else None, labels)
 
 
 def _class_ids(cells: list[Cell], column: str, ids: Mapping[Any, int]) -> npt.NDArray[np.int64]:
-    values = [(place, value.strip() if isinstance(value, str) else value) for place, value in cells]
-    for place, value in values:
-        if is_missing(value):
+    found = []
+    for place, value in cells:
+        key = value.strip() if isinstance(value, str) else value
+        if is_missing(key):
             raise InputError(f"{place}: {column} is missing")
-        if isinstance(value, bool) or value not in tuple(ids):  # not the dictionary: a value may be a list
-            found = repr(value[:60] if isinstance(value, str) else value)
-            raise InputError(f"{place}: {column} is {found}, not {' or '.join(map(str, ids))}")
-    return np.array([ids[value] for _, value in values], np.int64)
+        if isinstance(key, bool) or key not in tuple(ids):  # not the dictionary: a value may be a list
+            shown = repr(key[:60] if isinstance(key, str) else key)
+            raise InputError(f"{place}: {column} is {shown}, not {' or '.join(map(str, ids))}")
+        found.append(ids[key])
+    return np.array(found, np.int64)

@@ -1,4 +1,4 @@
-"""Read a part of a GLUE task as a table: an official file, a parquet copy of the hub's, or the hub itself.
+"""Read a part of a GLUE task as a table: an official file, or parquet files of the hub's copy.
 
 - an official file is split at tabs only: quotes are text, except in QQP, which quotes cells as CSV does
 - errors name file, line or row (counted from 1) and value
@@ -7,25 +7,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
 from mlm.config.errors import InputError
 from mlm.data.formats import READ_ERRORS, one_line, split_lines, text_blocks
 from mlm.data.labelled import Table, read_table
-from mlm.data.remote import HUB_TIMEOUT_S
 from mlm.data.tables import without_quotes
 
 HUB_NAME = "nyu-mll/glue"
 HUB_LABEL = "label"
 """Column of the label on the hub."""
-
-Classes = tuple[str, ...] | None
-"""Names of the classes by the ids that a table uses; None: it has no names."""
 
 log = logging.getLogger(__name__)
 
@@ -82,61 +76,36 @@ def check_columns(place: str, there: Sequence[str], wanted: Sequence[str]) -> No
             raise InputError(f"{place}: has no column {column}, but {', '.join(there)}")
 
 
-def read_parquet(path: Path) -> tuple[Table, Classes]:
-    """Read a parquet file of a downloaded copy, and the names of its classes.
+def read_parquet(path: Path) -> tuple[Table, tuple[str, ...] | None]:
+    """Read a parquet file of the hub's copy, and the names of its classes by id; None: it has no names.
 
     Raises:
-        InputError: it cannot be read, or has no rows.
+        InputError: the file cannot be read, or has no rows.
     """
     from datasets import Features
 
-    table = read_table(str(path))
-    return table, _classes(Features.from_arrow_schema(pq.read_schema(path)))
+    table, features = read_table(str(path)), Features.from_arrow_schema(pq.read_schema(path))
+    names = getattr(features.get(HUB_LABEL), "names", None)
+    return table, None if names is None else tuple(names)
 
 
-def read_hub(name: str, split: str) -> tuple[Table, Classes]:
-    """Read a split of a task from the hub, or from the cache of `datasets`, and the names of its classes.
+def download(name: str, split: str) -> list[Path]:
+    """Return the parquet files of a split on the hub, from the local cache if the hub cannot be reached.
 
     Raises:
-        InputError: the hub cannot be reached and the cache does not have it, or it has no rows.
+        InputError: the hub cannot be reached and the cache does not have them.
     """
-    import datasets
+    from huggingface_hub import snapshot_download
 
-    where = f"{HUB_NAME}, {name}, {split}"
+    pattern, problem = f"{name}/{split}-*.parquet", "no such files"
     try:
-        with _cache_only_if_unreachable():
-            data = datasets.load_dataset(HUB_NAME, name, split=split)
+        folder = snapshot_download(HUB_NAME, repo_type="dataset", allow_patterns=[pattern])
+        files = sorted(Path(folder).glob(pattern))
     except Exception as error:  # the library has a different one for each way to fail
+        files, problem = [], type(error).__name__
+    if not files:
         raise InputError(
-            f"the hub's {HUB_NAME} cannot be reached, and {name} is not in the cache "
-            f"({type(error).__name__}); give the folder of the official files with --glue_dir"
-        ) from error
-    rows = [(f"row {number}", row) for number, row in enumerate(data.to_list(), 1)]
-    if not rows:
-        raise InputError(f"{where}: has no rows")
-    return Table(where, rows), _classes(data.features)
-
-
-def _classes(features: Any) -> Classes:
-    names = getattr(features.get(HUB_LABEL), "names", None)
-    return None if names is None else tuple(names)
-
-
-@contextmanager
-def _cache_only_if_unreachable() -> Iterator[None]:
-    """Read from the cache alone if the hub does not answer: `load_dataset` would retry for half a minute."""
-    import datasets
-    import huggingface_hub
-
-    settings = (datasets.config, huggingface_hub.constants)
-    before = [module.HF_HUB_OFFLINE for module in settings]
-    try:
-        huggingface_hub.HfApi().dataset_info(HUB_NAME, timeout=HUB_TIMEOUT_S)
-    except Exception:  # as in read_hub
-        for module in settings:
-            module.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        for module, value in zip(settings, before, strict=True):
-            module.HF_HUB_OFFLINE = value
+            f"the hub's {HUB_NAME} cannot be reached, and {name} is not in the cache ({problem}); "
+            "give the folder of the official files with --glue_dir"
+        )
+    return files

@@ -133,12 +133,13 @@ class FinetuneModule(pl.LightningModule):
         return mean
 
 
-def finetune(config: FinetuneConfig, selects: bool = False) -> int:
+def finetune(config: FinetuneConfig, *, selects: bool = False, title: str | None = None) -> int:
     """Fine-tune an encoder on one task with one seed, from the files to a saved model.
 
     Args:
         config: the run; several tasks or seeds are `suite.finetune_all`'s.
         selects: whether its scores will choose among runs.
+        title: name of the run as a part of a suite or grid; None: a run by itself, which prints its summary.
 
     Returns:
         The exit status: 0, or 128 + the signal that stopped the run.
@@ -149,7 +150,7 @@ def finetune(config: FinetuneConfig, selects: bool = False) -> int:
     config = replace(config, logging=resolve_tracking(config.logging))
     log.info("fine-tuning %s", config.model)
     with run_folder(config) as folder:
-        return train(config, folder, prepare(config, selects))
+        return train(config, folder, prepare(config, selects), title)
 
 
 def prepare(config: FinetuneConfig, selects: bool = False) -> Prepared:
@@ -265,7 +266,7 @@ def scratch_shape(config: FinetuneConfig, tokenizer: Tokenizer) -> ModelConfig:
     return shape.resolve(num_ids(tokenizer), config.data.max_length or SCRATCH_LENGTH)
 
 
-def train(config: FinetuneConfig, folder: Path, prepared: Prepared) -> int:
+def train(config: FinetuneConfig, folder: Path, prepared: Prepared, title: str | None = None) -> int:
     """Train all epochs or until a signal arrives, then save; see `finetune`."""
     settings, model = config.trainer, prepared.model
     sampler = EpochSampler(prepared.train.lengths, settings.batch_size, config.seed, settings.max_epochs)
@@ -286,7 +287,8 @@ def train(config: FinetuneConfig, folder: Path, prepared: Prepared) -> int:
         BusyCores(),
         ProgressBar(progress),
     ]
-    tracker = build_tracker(config, config.logging, folder, group=pretraining_run(str(config.model)))
+    group = pretraining_run(str(config.model))
+    tracker = build_tracker(config, config.logging, folder, group=group, title=title)
     trainer = build_trainer(settings.on_one_device(steps), folder, callbacks, tracker)
     labels = prepared.task.train.labels
     assert labels is not None, "training examples have labels"
@@ -309,7 +311,7 @@ def train(config: FinetuneConfig, folder: Path, prepared: Prepared) -> int:
                     for suffix, part in prepared.scored.items()
                 }
             outcome = Outcome(config, folder, prepared, validation.kept, logits, validation.history, progress)
-            finish(outcome, trainer.loggers)
+            finish(outcome, trainer.loggers, title)
     finally:
         end_tracking(trainer)
     return 128 + stop.signal if stop.signal is not None else 0

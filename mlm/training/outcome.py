@@ -28,7 +28,7 @@ from mlm.model.heads import SequenceClassifier
 from mlm.training.callbacks import Progress
 from mlm.training.epochs import Epoch, scores_of
 from mlm.training.plots import plot_confusion, plot_epochs
-from mlm.training.reporting import run_title, track_picture, track_table
+from mlm.training.reporting import track_picture, track_table
 from mlm.training.summary import write_summary
 
 Floats = npt.NDArray[np.float64]
@@ -145,8 +145,8 @@ def predicts_one_class(labels: npt.NDArray[Any], logits: Floats) -> str | None:
     return SAME_ANSWER[kind]
 
 
-def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
-    """Save model, pictures, test predictions and summary, and print the summary."""
+def finish(outcome: Outcome, loggers: Sequence[Logger], title: str | None = None) -> None:
+    """Save model, pictures, test predictions and summary, and print it; `title` is that of `finetune`."""
     config, folder, prepared = outcome.config, outcome.folder, outcome.prepared
     task, model, progress = prepared.task, prepared.model, outcome.progress
     examples, logits = outcome.reported
@@ -163,6 +163,7 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
         "train_examples_per_second": progress.rows / (progress.elapsed_s - progress.validation_s),
         "model_dir": str(folder / "model"),
         "validation_examples": task.scored_is or task.validation_is,
+        "dev_sizes": [size._asdict() for size in task.dev_sizes],
         "selection": outcome.selection(),
         "failed": failure(losses, examples.labels, logits),
         "epoch": outcome.kept.number,
@@ -203,8 +204,7 @@ def finish(outcome: Outcome, loggers: Sequence[Logger]) -> None:
     draw(outcome, summary, loggers)
     write_summary(folder / "summary.json", summary)
     warn_of_one_answer(summary)
-    title = run_title(folder)
-    if title == folder.name:
+    if title is None:
         print(closing_message(config, folder, summary))
     else:  # a part of a suite, which will show all in one table
         shown = ", ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items())

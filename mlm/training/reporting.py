@@ -7,7 +7,6 @@ import json
 import logging
 import netrc
 import os
-import re
 import secrets
 import socket
 import sys
@@ -327,6 +326,7 @@ def build_tracker(
     folder: Path,
     facts: dict[str, Any] | None = None,
     group: str | None = None,
+    title: str | None = None,
 ) -> Any:
     """Return a Weights & Biases logger, or False when this process does not track.
 
@@ -338,6 +338,7 @@ def build_tracker(
         folder: the run folder.
         facts: what else is stored with the run, in plain values.
         group: what the tracker shows the run under.
+        title: name of the tracked run; None: that of the folder.
     """
     if tracking.wandb == "disabled" or not is_first_process():
         return False
@@ -353,7 +354,7 @@ def build_tracker(
     arguments: dict[str, Any] = {
         "dir": folder,
         "id": kept.read_text().strip(),
-        "name": run_title(folder),
+        "name": title or folder.name,
         "group": group,
         "project": tracking.project,
         "config": {**to_plain(config), **(facts or {})},
@@ -373,14 +374,6 @@ def build_tracker(
         run.define_metric(axis)
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(experiment=run)
-
-
-def run_title(folder: Path) -> str:
-    """Return the name of a run; a part of a suite or a grid also has the names of what it is a part of."""
-    parts, number = folder.parts, 1
-    number += bool(re.fullmatch(r"point-\d+", parts[-1]))
-    number += 2 * bool(re.fullmatch(r"seed-\d+", parts[-number]))
-    return "/".join(parts[-number:])
 
 
 def pretraining_run(model: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import time
 
-import datasets
 import huggingface_hub
 import numpy as np
 import pyarrow as pa
@@ -24,7 +23,6 @@ from mlm.data.glue import (
     read_part,
     size_of,
     submitted_parts,
-    warn_of_sizes,
 )
 
 
@@ -199,9 +197,7 @@ def test_copy_of_the_hub_gives_the_same_examples(glue_dir, tmp_path):
         read_part("rte", "test", str(tmp_path / "hub"))
     table = pa.table({"sentence1": ["a"], "sentence2": ["b"], "label": [-1]})
     pq.write_table(table, tmp_path / "hub" / "rte" / "validation-00000-of-00001.parquet")
-    with pytest.raises(
-        InputError, match=r"rte/validation-0.*\.parquet, row 1: label is -1, not 0 or 1"
-    ):
+    with pytest.raises(InputError, match=r"rte/validation-0.*\.parquet, row 1: label is -1, not 0 or 1"):
         read_glue("rte", str(tmp_path / "hub"))
 
 
@@ -287,14 +283,32 @@ def test_file_of_which_every_row_is_left_out_is_refused(glue_dir):
 
 def test_unreachable_hub_is_an_error_within_seconds_and_the_process_stays_online(monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    settings = (datasets.config, huggingface_hub.constants)
-    for module in settings:
-        monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     start = time.monotonic()
-    with pytest.raises(InputError, match=r"nyu-mll/glue cannot be reached, and rte is not .* with --glue_dir"):
+    with pytest.raises(
+        InputError, match=r"nyu-mll/glue cannot be reached, and rte is not .* with --glue_dir"
+    ):
         read_glue("rte", None)
     assert time.monotonic() - start < 10
-    assert [module.HF_HUB_OFFLINE for module in settings] == [False, False]
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+def test_task_in_the_cache_of_the_hub_needs_no_network(glue_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    stored = tmp_path / "cache" / "datasets--nyu-mll--glue"
+    (stored / "refs").mkdir(parents=True)
+    (stored / "refs" / "main").write_text("a" * 40)
+    folder = stored / "snapshots" / ("a" * 40) / "wnli"
+    folder.mkdir(parents=True)
+    for split in ("train", "validation"):
+        examples = read_part("wnli", split.replace("validation", "dev"), str(glue_dir))
+        columns = {"sentence1": examples.texts, "sentence2": examples.pairs, "label": examples.labels}
+        pq.write_table(pa.table(columns), folder / f"{split}-00000-of-00001.parquet")
+    ours, cached = read_glue("wnli", str(glue_dir)), read_glue("wnli", None)
+    assert (cached.train.texts, cached.validation.pairs) == (ours.train.texts, ours.validation.pairs)
+    assert np.array_equal(cached.train.labels, ours.train.labels)
+    with pytest.raises(InputError, match=r"rte is not in the cache \(no such files\); give the folder"):
+        read_glue("rte", None)
 
 
 def test_set_of_another_size_is_not_called_official(tmp_path, caplog):
@@ -317,15 +331,15 @@ def test_set_of_another_size_is_not_called_official(tmp_path, caplog):
 
 def test_warnings_of_missing_averages_and_an_invalid_submission(tmp_path, glue_dir, caplog):
     whole = str(write_glue(tmp_path / "whole", test=1102))
-    warn_of_sizes("ax", whole, with_test=True)
-    warn_of_sizes("mnli", whole, with_test=False)
+    check_parts("ax", whole, with_test=True)
+    check_parts("mnli", whole, with_test=False)
     assert not caplog.text
-    warn_of_sizes("mnli", str(glue_dir), with_test=True)
+    check_parts("mnli", str(glue_dir), with_test=True)
     for part, words in (("test_matched", "5 of 9,796 rows of"), ("test_mismatched", "6 of 9,847 rows of")):
         told = f"submit=true: {glue_dir}/MNLI/{part}.tsv has {words} {part}; the server refuses that"
         assert told in caplog.text
     (glue_dir / "MNLI" / "dev_mismatched.tsv").unlink()
-    warn_of_sizes("mnli", str(glue_dir), with_test=False)
+    check_parts("mnli", str(glue_dir), with_test=False)
     assert "mnli: without dev_mismatched the averages over nine columns cannot be given" in caplog.text
 
 
