@@ -155,9 +155,7 @@ class RunConfig:
         folder = Path(self.runs_dir, self.name or "")
         # When the other processes look, the first one may have made the folder already.
         if is_first_process() and not self.resume and folder.exists():
-            raise InputError(
-                f"the run folder {folder} exists; take another --name, or use --resume"
-            )
+            raise InputError(f"the run folder {folder} exists; take another --name, or use --resume")
 
 
 @dataclass

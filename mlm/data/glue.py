@@ -1,18 +1,13 @@
-"""The tasks of GLUE (Wang et al. 2019, arXiv:1804.07461): the official folders, or the copy on the hub.
+"""The tasks of GLUE (Wang et al. 2019, arXiv:1804.07461), from the official folders or the copy on the hub.
 
-- `read_glue` gives a task for training, `read_part` one of its files
-- an official file is cut at tabs and nowhere else: a quote is a character of its text. Only QQP quotes cells
-  as CSV does, and is read so
-- CoLA's files of training and validation have no header; MRPC may come as Microsoft publishes it
-- ids of classes are those of the hub's copy, in the order of `GlueTask.labels`
-- mistakes name file, line and column
+- `TASKS` is the table of all facts about them; `read_glue` reads a task for training, `read_part` one part
+- labels have the ids of the hub's copy, the order of `GlueTask.labels`
 """
 
 from __future__ import annotations
 
-import io
 import logging
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,122 +16,185 @@ import numpy as np
 import numpy.typing as npt
 
 from mlm.config.errors import InputError
-from mlm.config.glue import DIAGNOSTIC, MNLI
-from mlm.config.model import LabelType
-from mlm.data.formats import READ_ERRORS, one_line, split_lines, text_blocks
-from mlm.data.glue_hub import read_hub_part
-from mlm.data.glue_sizes import OFFICIAL_DEV, dev_in_words, odd_size
-from mlm.data.labelled import Examples, LabelledTask
-from mlm.data.tables import without_quotes
+from mlm.config.glue import DIAGNOSTIC, plain_name
+from mlm.config.model import ClassifierConfig, LabelType
+from mlm.data.glue_files import HUB_LABEL, check_columns, download, read_official, read_parquet
+from mlm.data.labelled import Examples, LabelledTask, PartSize, Table
+from mlm.data.labels import Cell, is_missing, label_numbers
+from mlm.data.tables import Row
 
-ENTAILMENT = ("entailment", "neutral", "contradiction")
-TWO_WAY = ("entailment", "not_entailment")
+MSR_TRAIN = "msr_paraphrase_train.txt"
+"""MRPC as Microsoft publishes it: `dev_ids.tsv` beside it lists the pairs of dev."""
+MSR_IDS = ("#1 ID", "#2 ID")
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class GluePart:
+    """One set of examples of a task."""
+
+    files: tuple[str, ...]
+    """Names that its official file may have."""
+    split: str
+    """Name on the hub."""
+    rows: int | None = None
+    """Official number of examples (of QNLI the second version); None: not checked."""
+    submission: str = ""
+    """Name of the file of answers for the GLUE server; empty: it has labels, and is not submitted."""
+    suffix: str = ""
+    """Added to the names of its scores; such a second validation set may be missing."""
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether its labels are public."""
+        return not self.submission
+
+
+@dataclass(frozen=True)
 class GlueTask:
-    """What is particular about a task."""
+    """The facts about one task."""
 
     folder: str
     """Official name of the folder."""
     texts: tuple[str, ...]
-    """Official columns of the one or two texts; also the hub's, where `hub_texts` does not say otherwise."""
-    label: str
-    """Official column of the label."""
-    spelling: tuple[str, ...]
-    """The labels in the official files and in a submission, in the order of their ids; none: a number."""
+    """Official columns of the one or two texts."""
     labels: tuple[str, ...]
-    """Names of the same classes."""
-    metrics: tuple[str, ...]
+    """Names of the classes in the order of their ids; for numbers the name of the quantity."""
+    parts: Mapping[str, GluePart]
+    """The sets of examples: `train`, the validation set, and others."""
+    metrics: tuple[str, ...] = ("accuracy",)
     """Official scores; the first one ranks epochs and settings."""
-    submission: str = ""
-    """Official name of the file of answers; empty: that of the folder."""
+    label: str = "label"
+    """Official column of the label."""
+    label_type: LabelType = "classification"
+    spelling: tuple[str, ...] = ()
+    """The classes in official files and submissions; empty: as in `labels`."""
     hub_texts: tuple[str, ...] = ()
+    """Columns of the texts on the hub; empty: the official ones."""
+    header: tuple[str, ...] = ()
+    """Columns of official files that have labels but no header line."""
+    quoted: bool = False
+    """Whether cells of official files are quoted as in CSV."""
+    other_folder: str = ""
+    """Another name of the folder, in small letters."""
 
-    @property
-    def label_type(self) -> LabelType:
-        """Whether a label is a class or a number."""
-        return "classification" if self.spelling else "regression"
+
+def _parts(folder: str, dev: int, test: int) -> dict[str, GluePart]:
+    return {
+        "train": GluePart(("train.tsv",), "train"),
+        "dev": GluePart(("dev.tsv",), "validation", dev),
+        "test": GluePart(("test.tsv",), "test", test, folder),
+    }
 
 
 _BITS = ("0", "1")
 _PAIR = ("sentence1", "sentence2")
+_NLI_PAIR = ("premise", "hypothesis")
+_TWO_WAY = ("entailment", "not_entailment")
+_THREE_WAY = ("entailment", "neutral", "contradiction")
 _BOTH = ("accuracy", "f1")
 
 TASKS = {
     "cola": GlueTask(
-        "CoLA", ("sentence",), "label", _BITS, ("unacceptable", "acceptable"), ("matthews_correlation",)
+        "CoLA",
+        ("sentence",),
+        ("unacceptable", "acceptable"),
+        _parts("CoLA", 1043, 1063),
+        metrics=("matthews_correlation",),
+        spelling=_BITS,
+        header=("source", "label", "mark", "sentence"),
     ),
-    "sst2": GlueTask("SST-2", ("sentence",), "label", _BITS, ("negative", "positive"), ("accuracy",)),
+    "sst2": GlueTask(
+        "SST-2", ("sentence",), ("negative", "positive"), _parts("SST-2", 872, 1821), spelling=_BITS
+    ),
     "mrpc": GlueTask(
         "MRPC",
         ("#1 String", "#2 String"),
-        "Quality",
-        _BITS,
         ("not_equivalent", "equivalent"),
-        _BOTH,
+        {
+            "train": GluePart(("train.tsv", MSR_TRAIN), "train"),
+            "dev": GluePart(("dev.tsv", MSR_TRAIN), "validation", 408),
+            "test": GluePart(("test.tsv", "msr_paraphrase_test.txt"), "test", 1725, "MRPC"),
+        },
+        metrics=_BOTH,
+        label="Quality",
+        spelling=_BITS,
         hub_texts=_PAIR,
     ),
-    "stsb": GlueTask("STS-B", _PAIR, "score", (), ("score",), ("pearson", "spearman")),
+    "stsb": GlueTask(
+        "STS-B",
+        _PAIR,
+        ("score",),
+        _parts("STS-B", 1500, 1379),
+        metrics=("pearson", "spearman"),
+        label="score",
+        label_type="regression",
+    ),
     "qqp": GlueTask(
-        "QQP", ("question1", "question2"), "is_duplicate", _BITS, ("not_duplicate", "duplicate"), _BOTH
+        "QQP",
+        ("question1", "question2"),
+        ("not_duplicate", "duplicate"),
+        _parts("QQP", 40430, 390965),
+        metrics=_BOTH,
+        label="is_duplicate",
+        spelling=_BITS,
+        quoted=True,
     ),
     "mnli": GlueTask(
         "MNLI",
         _PAIR,
-        "gold_label",
-        ENTAILMENT,
-        ENTAILMENT,
-        ("accuracy",),
-        submission="MNLI-m",
-        hub_texts=("premise", "hypothesis"),
+        _THREE_WAY,
+        {
+            "train": GluePart(("train.tsv",), "train"),
+            "dev_matched": GluePart(("dev_matched.tsv",), "validation_matched", 9815),
+            "dev_mismatched": GluePart(
+                ("dev_mismatched.tsv",), "validation_mismatched", 9832, suffix="_mismatched"
+            ),
+            "test_matched": GluePart(("test_matched.tsv",), "test_matched", 9796, "MNLI-m"),
+            "test_mismatched": GluePart(("test_mismatched.tsv",), "test_mismatched", 9847, "MNLI-mm"),
+        },
+        label="gold_label",
+        hub_texts=_NLI_PAIR,
     ),
-    "qnli": GlueTask("QNLI", ("question", "sentence"), "label", TWO_WAY, TWO_WAY, ("accuracy",)),
-    "rte": GlueTask("RTE", _PAIR, "label", TWO_WAY, TWO_WAY, ("accuracy",)),
-    "wnli": GlueTask("WNLI", _PAIR, "label", _BITS, ("not_entailment", "entailment"), ("accuracy",)),
-    "ax": GlueTask("AX", _PAIR, "label", ENTAILMENT, ENTAILMENT, (), hub_texts=("premise", "hypothesis")),
+    "qnli": GlueTask("QNLI", ("question", "sentence"), _TWO_WAY, _parts("QNLI", 5463, 5463)),
+    "rte": GlueTask("RTE", _PAIR, _TWO_WAY, _parts("RTE", 277, 3000)),
+    "wnli": GlueTask(
+        "WNLI", _PAIR, ("not_entailment", "entailment"), _parts("WNLI", 71, 146), spelling=_BITS
+    ),
+    "ax": GlueTask(
+        "AX",
+        _PAIR,
+        _THREE_WAY,
+        {"diagnostic": GluePart(("diagnostic.tsv", "AX.tsv", "test.tsv"), "test", 1104, "AX")},
+        hub_texts=_NLI_PAIR,
+        other_folder="diagnostic",
+    ),
 }
-
-MISMATCHED = "_mismatched"
-"""What the second validation and test set of MNLI, from other genres, add to names."""
-_COLA_COLUMNS = ["source", "label", "mark", "sentence"]
-_FILES = {
-    "train": ["train.tsv"],
-    "dev": ["dev.tsv"],
-    "test": ["test.tsv"],
-    "dev_matched": ["dev_matched.tsv"],
-    "dev_mismatched": ["dev_mismatched.tsv"],
-    "test_matched": ["test_matched.tsv"],
-    "test_mismatched": ["test_mismatched.tsv"],
-    "diagnostic": ["diagnostic.tsv", "AX.tsv", "test.tsv"],
-}
-"""Names that the file of a part goes by."""
-_HUB_SPLITS = {"dev": "validation", "diagnostic": "test"}
 
 
 def read_glue(name: str, glue_dir: str | None) -> LabelledTask:
-    """Read training and validation examples of a task; with MNLI the second validation set, if it is there.
+    """Read the training and validation examples of a task, and its second validation set if it is there.
 
     Args:
         name: the task.
         glue_dir: folder of the official folders; None: the hub's copy.
 
     Raises:
-        InputError: a file is missing, or a line of it is not as it must be; or the hub cannot be reached.
+        InputError: a file is missing or a line of it is invalid; or the hub cannot be reached.
     """
-    spec = TASKS[name]
-    dev = "dev_matched" if name == MNLI else "dev"
-    train, validation = (read_part(name, part, glue_dir) for part in ("train", dev))
-    extra = {}
-    if name == MNLI and has_part(name, "dev_mismatched", glue_dir):
-        extra[MISMATCHED] = read_part(name, "dev_mismatched", glue_dir)
-    elif name == MNLI:
-        log.warning("mnli: there is no dev_mismatched.tsv, so accuracy_mismatched is left out")
-    rows = {dev: len(validation)} | {f"dev{suffix}": len(part) for suffix, part in extra.items()}
-    dev_is = dev_in_words(name, rows)
-    if dev_is != OFFICIAL_DEV:
+    spec, parts = TASKS[name], {}
+    for part, facts in spec.parts.items():
+        if facts.suffix and not has_part(name, part, glue_dir):
+            left_out = f"{spec.metrics[0]}{facts.suffix}"
+            log.warning("%s: %s is missing, so %s is left out", name, part, left_out)
+        elif facts.has_labels:
+            parts[part] = read_part(name, part, glue_dir)
+    train, validation, *_ = parts.values()
+    scored = {spec.parts[part].suffix: one for part, one in parts.items() if spec.parts[part].suffix}
+    sizes = tuple(size_of(name, part, len(one)) for part, one in parts.items() if spec.parts[part].rows)
+    dev_is = " and ".join(str(size) for size in sizes if not size.is_official)
+    if dev_is:
         log.warning("%s: there are %s, so scores cannot be compared with those of others", name, dev_is)
     return LabelledTask(
         name,
@@ -144,22 +202,27 @@ def read_glue(name: str, glue_dir: str | None) -> LabelledTask:
         spec.labels,
         train,
         validation,
-        dev_is,
+        dev_is or "the official dev set",
         metrics=spec.metrics,
-        scored=extra,
+        scored=scored,
+        dev_sizes=sizes,
     )
 
 
 def submitted_parts(name: str) -> dict[str, str]:
     """Return the parts of a task whose answers are submitted, and the official name of each file."""
-    spec = TASKS[name]
-    if name == MNLI:
-        return {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm"}
-    return {"diagnostic" if name == DIAGNOSTIC else "test": spec.submission or spec.folder}
+    return {part: facts.submission for part, facts in TASKS[name].parts.items() if facts.submission}
 
 
-def warn_of_sizes(name: str, glue_dir: str | None, with_test: bool) -> None:
-    """Tell, before anything is trained, what is missing in the averages and wrong in a submission.
+def size_of(name: str, part: str, rows: int) -> PartSize:
+    """Compare a number of examples with the official one of that part."""
+    return PartSize(part, rows, TASKS[name].parts[part].rows or rows)
+
+
+def check_parts(name: str, glue_dir: str | None, with_test: bool = False) -> None:
+    """Check the files of a task before anything is trained.
+
+    Warns of averages that cannot be given, and of answers that the server will refuse.
 
     Args:
         name: the task.
@@ -167,40 +230,22 @@ def warn_of_sizes(name: str, glue_dir: str | None, with_test: bool) -> None:
         with_test: whether the answers are submitted.
 
     Raises:
-        InputError: a file cannot be read.
+        InputError: names the folder and the file that is missing, or a file of answers that cannot be read.
     """
-    if glue_dir is None:
-        return
-    if name == MNLI and not has_part(name, "dev_mismatched", glue_dir):
-        log.warning("mnli: without dev_mismatched the averages over nine columns cannot be given")
-    for part in submitted_parts(name) if with_test else ():
-        odd = odd_size(name, part, len(read_part(name, part, glue_dir)))
-        if odd:
-            file = find_part(name, part, glue_dir)[0]
-            log.warning("submit=true: %s has %s; the server refuses that", file, odd)
-
-
-def check_parts(name: str, glue_dir: str | None, with_test: bool = False) -> None:
-    """Check that the files of a task are there, before anything is trained.
-
-    Args:
-        name: the task.
-        glue_dir: folder of the official folders; None: the hub, which has all.
-        with_test: also those whose answers are submitted.
-
-    Raises:
-        InputError: names the folder and the file that is missing.
-    """
-    if glue_dir is None:
-        return
-    of_training = [] if name == DIAGNOSTIC else ["train", "dev_matched" if name == MNLI else "dev"]
-    asked = list(submitted_parts(name)) if with_test or name == DIAGNOSTIC else []
-    for part in of_training + asked:
-        find_part(name, part, glue_dir)
+    for part, facts in TASKS[name].parts.items() if glue_dir else ():
+        if facts.suffix:
+            if not has_part(name, part, glue_dir):
+                log.warning("%s: without %s the averages over nine columns cannot be given", name, part)
+        elif facts.has_labels or with_test or name == DIAGNOSTIC:
+            file = find_part(name, part, str(glue_dir))[0]
+            if facts.submission and with_test:
+                size = size_of(name, part, len(read_part(name, part, glue_dir)))
+                if not size.is_official:
+                    log.warning("submit=true: %s has %s; the server refuses that", file, size)
 
 
 def has_part(name: str, part: str, glue_dir: str | None) -> bool:
-    """Tell whether a part is there; the hub has all."""
+    """Return whether a part is there; the hub has all."""
     try:
         return glue_dir is None or bool(find_part(name, part, glue_dir))
     except InputError:
@@ -211,164 +256,103 @@ def find_part(name: str, part: str, glue_dir: str) -> list[Path]:
     """Return the official file of a part, or the parquet files of a copy of the hub's.
 
     Raises:
-        InputError: it is not there; says where it was looked for.
+        InputError: it is not there; names the folders or files that were looked for.
     """
-    copies = [folder for folder in _folders(name, glue_dir) if any(folder.glob("*.parquet"))]
-    if not copies:
-        return [_official_file(name, part, glue_dir)]
-    files = sorted(copies[0].glob(f"{_hub_split(part)}-*.parquet"))
-    if not files:
-        raise InputError(f"{copies[0]} has no {_hub_split(part)}-*.parquet")
-    return files
-
-
-def _hub_split(part: str) -> str:
-    stem, _, rest = part.partition("_")
-    return _HUB_SPLITS.get(stem, stem) + (f"_{rest}" if rest else "")
+    spec, facts = TASKS[name], TASKS[name].parts[part]
+    if not Path(glue_dir).is_dir():
+        raise InputError(f"glue_dir={glue_dir} is not a folder; looked in {Path.cwd()}")
+    folders = [path for path in sorted(Path(glue_dir).iterdir()) if path.is_dir()]
+    folders = [path for path in folders if plain_name(path.name) in (name, spec.other_folder)]
+    if not folders:
+        raise InputError(f"{glue_dir} has no folder {spec.folder}; it must hold the official folders of GLUE")
+    for folder in folders:
+        if any(folder.glob("*.parquet")):
+            files = sorted(folder.glob(f"{facts.split}-*.parquet"))
+            if not files:
+                raise InputError(f"{folder} has no {facts.split}-*.parquet")
+            return files
+    found = [folder / file for folder in folders for file in facts.files if (folder / file).is_file()]
+    if not found:
+        raise InputError(f"{folders[0]} has no {' or '.join(facts.files)}")
+    return found[:1]
 
 
 def read_part(name: str, part: str, glue_dir: str | None) -> Examples:
-    """Read one part of a task: train, dev, test, with MNLI also _matched or _mismatched, diagnostic.
-
-    The parts of which the answers are secret have no labels.
+    """Read one part of a task, by its name in `GlueTask.parts`; secret labels are None.
 
     Raises:
         InputError: as in `read_glue`.
     """
-    files = [] if glue_dir is None else find_part(name, part, glue_dir)
-    if files and files[0].suffix != ".parquet":
-        return _official_part(name, part, files[0])
-    spec = TASKS[name]
-    labels = spec.labels if spec.spelling else ()
-    texts = spec.hub_texts or spec.texts
-    return read_hub_part(name, _hub_split(part), files, texts, labels if _has_labels(part) else None)
+    spec, facts = TASKS[name], TASKS[name].parts[part]
+    files = find_part(name, part, glue_dir) if glue_dir else download(name, facts.split)
+    if files[0].suffix != ".parquet":
+        ids: dict[Any, int] = {word: number for number, word in enumerate(spec.spelling or spec.labels)}
+        table = _official_table(spec, part, files[0])
+        return _examples(spec, table, spec.texts, spec.label if facts.has_labels else None, ids)
+    texts, label = spec.hub_texts or spec.texts, HUB_LABEL if facts.has_labels else None
+    examples = []
+    for file in files:
+        table, classes = read_parquet(file)
+        check_columns(table.name, table.columns, [*texts, *([label] if label else [])])
+        examples.append(_examples(spec, table, texts, label, _ids_of_copy(spec, table.name, classes)))
+    pairs = [text for one in examples for text in one.pairs or ()]
+    labels = np.concatenate([one.labels for one in examples]) if label else None
+    return Examples([text for one in examples for text in one.texts], pairs or None, labels)
 
 
-def _official_part(name: str, part: str, path: Path) -> Examples:
-    spec = TASKS[name]
-    is_cola = name == "cola" and part != "test"
-    columns, rows = _read_rows(path, _COLA_COLUMNS if is_cola else None, quoted=name == "qqp")
-    wanted = [*spec.texts, *([spec.label] if _has_labels(part) else [])]
-    for column in wanted:
-        if column not in columns:
-            raise InputError(f"{path}, line 1: has no column {column}, but {', '.join(columns)}")
-    rows = _whole_rows(path, rows, len(columns), max(map(columns.index, wanted)) + 1, may_skip=name == "qqp")
-    if path.name.startswith("msr_paraphrase_train"):
-        rows = _of_mrpc_part(path, rows, columns, is_dev=part == "dev")
+def _official_table(spec: GlueTask, part: str, path: Path) -> Table:
+    is_undivided = path.name == MSR_TRAIN
+    columns = [*spec.texts, *([spec.label] if spec.parts[part].has_labels else [])]
+    header = spec.header if spec.parts[part].has_labels else ()
+    table = read_official(path, [*columns, *(MSR_IDS if is_undivided else ())], header, spec.quoted)
+    rows = _divide_mrpc(table.rows, path, is_dev=part == "dev") if is_undivided else table.rows
     if not rows:
         raise InputError(f"{path}: has no row of {part} that can be read")
-    texts, *pairs = ([cells[columns.index(column)] for _, cells in rows] for column in spec.texts)
-    labels = None
-    if _has_labels(part):
-        values = [(line, cells[columns.index(spec.label)]) for line, cells in rows]
-        labels = _label_ids(path, spec, values)
-    return Examples(texts, pairs[0] if pairs else None, labels)
+    return Table(table.name, rows)
 
 
-def _has_labels(part: str) -> bool:
-    return not part.startswith(("test", "diagnostic"))
-
-
-def _official_file(name: str, part: str, glue_dir: str) -> Path:
-    """Return the file of a part, wherever the layouts in use have it.
-
-    Raises:
-        InputError: it is not there; says where it was looked for.
-    """
-    spec = TASKS[name]
-    folders = _folders(name, glue_dir)
-    if not folders:
-        raise InputError(f"{glue_dir} has no folder {spec.folder}; it holds the official folders of GLUE")
-    names = list(_FILES[part])
-    if name == "mrpc":
-        names.append(f"msr_paraphrase_{'test' if part == 'test' else 'train'}.txt")
-    found = [folder / file for folder in folders for file in names if (folder / file).is_file()]
-    if not found:
-        raise InputError(f"{folders[0]} has no {' or '.join(names)}")
-    return found[0]
-
-
-def _folders(name: str, glue_dir: str) -> list[Path]:
-    """Return the folders that are called like a task, in whatever spelling: SST-2, sst2."""
-    names = {name, "diagnostic"} if name == DIAGNOSTIC else {name}
-    if not Path(glue_dir).is_dir():
-        raise InputError(f"glue_dir={glue_dir} is no folder; looked in {Path.cwd()}")
-    plain = {path: path.name.lower().replace("-", "").replace("_", "") for path in Path(glue_dir).iterdir()}
-    return sorted(path for path, found in plain.items() if found in names and path.is_dir())
-
-
-def _read_rows(
-    path: Path, columns: list[str] | None, quoted: bool
-) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the columns of a file, and the line number and cells of each row.
-
-    Args:
-        path: the file.
-        columns: those of a file without a header.
-        quoted: undo the quoting of cells that are quoted as a whole.
-    """
-    try:
-        content = io.BytesIO(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
-        blocks = text_blocks(content, str(path), "utf-8", advice="convert it: iconv -f {} -t utf-8")
-        lines = list(enumerate(split_lines(blocks), 1))
-    except READ_ERRORS as error:
-        raise InputError(f"{path}: cannot be read: {one_line(error)}") from error
-    rows = [(number, line.split("\t")) for number, line in lines if line.strip()]
-    if columns is None:
-        columns = [name.strip() for name in rows.pop(0)[1]] if rows else []
-    if not rows:
-        raise InputError(f"{path}: has no rows")
-    if quoted:
-        rows = [(number, [without_quotes(cell) for cell in cells]) for number, cells in rows]
-    return columns, rows
-
-
-def _whole_rows(
-    path: Path, rows: list[tuple[int, list[str]]], num_columns: int, needed: int, may_skip: bool
-) -> list[tuple[int, list[str]]]:
-    """Return the rows that have all the cells needed; the official QQP has others, which are left out."""
-    odd = [(number, cells) for number, cells in rows if not needed <= len(cells) <= num_columns]
-    if odd:
-        number, cells = odd[0]
-        text = f"{path}, line {number}: {len(cells)} cells under {num_columns} columns"
-        if not may_skip:
-            raise InputError(text)
-        log.warning("%s; %d such row(s) are left out", text, len(odd))
-        rows = [(number, cells) for number, cells in rows if needed <= len(cells) <= num_columns]
-    return rows
-
-
-def _of_mrpc_part(
-    path: Path, rows: list[tuple[int, list[str]]], columns: list[str], is_dev: bool
-) -> list[tuple[int, list[str]]]:
-    """Divide Microsoft's training file as GLUE does: dev_ids.tsv beside it lists the pairs of dev."""
+def _divide_mrpc(rows: list[Row], path: Path, is_dev: bool) -> list[Row]:
+    """Return the rows of train or dev of Microsoft's training file: dev_ids.tsv lists the pairs of dev."""
     lists = [path.with_name(f"{prefix}dev_ids.tsv") for prefix in ("", "mrpc_")]
     found = next((file for file in lists if file.is_file()), None)
     if found is None:
         raise InputError(f"{path.parent} has no dev_ids.tsv, which tells dev from train in {path.name}")
     of_dev = {tuple(line.split()) for line in found.read_text(encoding="utf-8-sig").splitlines()}
-    first, second = columns.index("#1 ID"), columns.index("#2 ID")
-    return [row for row in rows if ((row[1][first], row[1][second]) in of_dev) == is_dev]
+    return [row for row in rows if (tuple(row[1][name] for name in MSR_IDS) in of_dev) == is_dev]
 
 
-def _label_ids(path: Path, spec: GlueTask, values: list[tuple[int, str]]) -> npt.NDArray[Any]:
-    """Return the ids of classes (N,) int64, or the numbers (N,) float64."""
-    ids = {spelling: number for number, spelling in enumerate(spec.spelling)}
-    if not ids:
-        return np.array([_number(path, spec, line, value) for line, value in values], np.float64)
-    for line, value in values:
-        if value.strip() not in ids:
-            raise InputError(
-                f"{path}, line {line}: {spec.label} is {value.strip()[:60]!r}, not {' or '.join(ids)}"
-            )
-    return np.array([ids[value.strip()] for _, value in values], np.int64)
+def _ids_of_copy(spec: GlueTask, where: str, classes: tuple[str, ...] | None) -> dict[Any, int]:
+    """Return the id of each class by its id in a copy, matched by name if the copy names its classes."""
+    unnamed = tuple(map(str, range(len(spec.labels))))
+    names = spec.labels if classes in (None, unnamed) else classes or ()
+    order = ClassifierConfig(spec.labels).order_of(names)
+    if order is None:
+        theirs, ours = ", ".join(names), ", ".join(spec.labels)
+        raise InputError(f"{where}: its classes are {theirs}, those of the task {ours}")
+    return dict(enumerate(order))
 
 
-def _number(path: Path, spec: GlueTask, line: int, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise InputError(f"{path}, line {line}: {spec.label} is {value.strip()[:60]!r}, which is no number")
-    return number
+def _examples(
+    spec: GlueTask, table: Table, texts: tuple[str, ...], label: str | None, ids: Mapping[Any, int]
+) -> Examples:
+    """Return the examples of a table: columns of texts and label (None: secret), ids of classes by values."""
+    first, *second = (table.texts(column, "") for column in texts)
+    labels: npt.NDArray[Any] | None = None
+    if label:
+        cells = list(table.cells(label, ""))
+        numbers = spec.label_type == "regression"
+        labels = label_numbers(cells, label) if numbers else _class_ids(cells, label, ids)
+    return Examples(first, second[0] if second else None, labels)
+
+
+def _class_ids(cells: list[Cell], column: str, ids: Mapping[Any, int]) -> npt.NDArray[np.int64]:
+    found = []
+    for place, value in cells:
+        key = value.strip() if isinstance(value, str) else value
+        if is_missing(key):
+            raise InputError(f"{place}: {column} is missing")
+        if isinstance(key, bool) or key not in tuple(ids):  # not the dictionary: a value may be a list
+            shown = repr(key[:60] if isinstance(key, str) else key)
+            raise InputError(f"{place}: {column} is {shown}, not {' or '.join(map(str, ids))}")
+        found.append(ids[key])
+    return np.array(found, np.int64)

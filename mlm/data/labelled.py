@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,23 @@ class Examples:
         return Examples(texts, pairs, None if self.labels is None else self.labels[rows])
 
 
+class PartSize(NamedTuple):
+    """Number of examples of one part of a benchmark."""
+
+    part: str
+    rows: int
+    official: int
+    """Number that the benchmark has."""
+
+    @property
+    def is_official(self) -> bool:
+        """Whether all examples are there, so that scores can be compared with those of others."""
+        return self.rows == self.official
+
+    def __str__(self) -> str:
+        return f"{self.rows:,} of {self.official:,} rows of {self.part}"
+
+
 @dataclass(frozen=True)
 class LabelledTask:
     """Examples, labels and scores of a fine-tuning run."""
@@ -82,6 +99,8 @@ class LabelledTask:
     """Further sets to score once, at the end, by the suffix of their scores' names."""
     scored_is: str = ""
     """Source of the set without a suffix, in words; empty: there is none."""
+    dev_sizes: tuple[PartSize, ...] = ()
+    """Sizes of the development sets of GLUE; empty: other data."""
 
 
 @dataclass(frozen=True)

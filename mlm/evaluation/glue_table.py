@@ -1,8 +1,7 @@
-"""Many runs in one report: statistics over seeds, and the averages under which papers report GLUE.
+"""Summarize many runs: statistics over seeds, and the averages under which papers report GLUE.
 
-Averages of different papers cannot be compared, since each takes other columns; `AVERAGES` says which. All
-four are given side by side, of whatever examples the scores are: those of the dev sets here, whereas BERT's
-are of the secret test sets.
+Averages of different papers cannot be compared, because each takes other columns (`AVERAGES`). All four are
+computed here from scores on the dev sets, whereas BERT's published ones are on the secret test sets.
 """
 
 from __future__ import annotations
@@ -17,55 +16,47 @@ Column = tuple[tuple[str, str], ...]
 
 
 class Average(NamedTuple):
-    """A rule by which a paper condenses GLUE into one number."""
+    """A paper's rule for averaging GLUE."""
 
     title: str
     columns: tuple[Column, ...]
     protocol: str
 
 
-def _column(*scores: str) -> Column:
-    return tuple((task, metric) for task, metric in (score.split() for score in scores))
+def _columns(*columns: str) -> tuple[Column, ...]:
+    scores = ([score.split() for score in column.split(" + ")] for column in columns)
+    return tuple(tuple((task, metric) for task, metric in column) for column in scores)
 
 
 _MATCHED, _MISMATCHED = "mnli accuracy", "mnli accuracy_mismatched"
-_SAME = (_column("cola matthews_correlation"), _column("sst2 accuracy"), _column("qnli accuracy"))
-_RTE = _column("rte accuracy")
-_F1 = (_column("mrpc f1"), _column("qqp f1"))
+_SAME = ("cola matthews_correlation", "sst2 accuracy", "qnli accuracy", "rte accuracy")
+_F1 = ("mrpc f1", "qqp f1")
 
 AVERAGES = {
     "official_nine": Average(
         "nine columns",
-        (*_SAME, _RTE, *_F1, _column("stsb spearman"), _column(_MATCHED), _column(_MISMATCHED)),
+        _columns(*_SAME, *_F1, "stsb spearman", _MATCHED, _MISMATCHED),
         "mean of nine columns as in BERT: both MNLI sets, F1 of MRPC and QQP, STS-B Spearman; no WNLI",
     ),
     "eight_tasks": Average(
         "eight tasks",
-        (
+        _columns(
             *_SAME,
-            _RTE,
-            _column("mrpc accuracy", "mrpc f1"),
-            _column("qqp accuracy", "qqp f1"),
-            _column("stsb pearson", "stsb spearman"),
-            _column(_MATCHED, _MISMATCHED),
+            "mrpc accuracy + mrpc f1",
+            "qqp accuracy + qqp f1",
+            "stsb pearson + stsb spearman",
+            f"{_MATCHED} + {_MISMATCHED}",
         ),
         "mean of eight tasks, the two scores of a task averaged first, as on the GLUE server; no WNLI",
     ),
     "accuracy_rule": Average(
         "accuracy rule",
-        (
-            *_SAME,
-            _RTE,
-            _column("mrpc accuracy"),
-            _column("qqp accuracy"),
-            _column("stsb spearman"),
-            _column(_MATCHED),
-        ),
-        "mean of eight tasks as ELECTRA gives them: accuracy of MRPC, QQP and matched MNLI, STS-B Spearman",
+        _columns(*_SAME, "mrpc accuracy", "qqp accuracy", "stsb spearman", _MATCHED),
+        "mean of eight tasks as in ELECTRA: accuracy of MRPC, QQP and matched MNLI, STS-B Spearman",
     ),
     "cramming_rule": Average(
         "cramming rule",
-        (*_SAME, _RTE, *_F1, _column("stsb pearson"), _column(_MATCHED), _column(_MISMATCHED)),
+        _columns(*_SAME, *_F1, "stsb pearson", _MATCHED, _MISMATCHED),
         "mean of nine columns as in Cramming: both MNLI sets, F1 of MRPC and QQP, STS-B Pearson; no WNLI",
     ),
 }
@@ -76,14 +67,14 @@ def summarize(runs: Mapping[str, Sequence[Json]]) -> Json:
     """Return the statistics of every task and the averages.
 
     Args:
-        runs: the summaries of the runs of each task. A run that failed counts like any other; one that came
-            to no score at all is counted as failed only.
+        runs: the summaries of the runs of each task. The scores of a failed run count like any others; a run
+            without scores counts as failed only.
 
     Returns:
         `tasks`: for each its seeds, failed runs, selection, examples and, for each metric, mean, std (of a
         sample; None of a single run), median, n, values, the same by seed, and the mean without failed runs
-        (None where that is no other). `averages`: for each the value from the means, the one from the
-        medians, what is missing, and the protocol in words.
+        (None if none or all have failed). `averages`: for each the value from the means and from the medians,
+        the missing scores, title and protocol.
     """
     tasks = {name: _task_facts(summaries) for name, summaries in runs.items()}
     return {"tasks": tasks, "averages": {name: _average(rule, tasks) for name, rule in AVERAGES.items()}}
@@ -91,14 +82,15 @@ def summarize(runs: Mapping[str, Sequence[Json]]) -> Json:
 
 def _task_facts(summaries: Sequence[Json]) -> Json:
     names = dict.fromkeys(name for summary in summaries for name in summary["metrics"])
-    failed = {str(one["seed"]): one["failed"] for one in summaries if one.get("failed")}
+    first: Json = next((one for one in summaries if one.get("validation_examples")), {})
     return {
         "seeds": [summary["seed"] for summary in summaries],
-        "failed": failed,
+        "failed": {str(one["seed"]): one["failed"] for one in summaries if one.get("failed")},
         "selection": "; ".join(dict.fromkeys(str(one.get("selection", "")) for one in summaries)),
         "num_train_examples": max(one["num_train_examples"] for one in summaries),
         "num_validation_examples": max(one["num_validation_examples"] for one in summaries),
-        "validation_examples": next(filter(None, (one.get("validation_examples") for one in summaries)), ""),
+        "validation_examples": first.get("validation_examples", ""),
+        "dev_sizes": first.get("dev_sizes", []),
         "metrics": {name: _statistics(summaries, name) for name in names},
     }
 
@@ -119,11 +111,9 @@ def _statistics(summaries: Sequence[Json], name: str) -> Json:
 
 
 def _average(rule: Average, tasks: Json) -> Json:
+    scores = [score for column in rule.columns for score in column]
     missing = [
-        f"{task} {metric}"
-        for column in rule.columns
-        for task, metric in column
-        if metric not in tasks.get(task, {}).get("metrics", {})
+        f"{task} {metric}" for task, metric in scores if metric not in tasks.get(task, {}).get("metrics", {})
     ]
 
     def mean_of(statistic: str) -> float | None:

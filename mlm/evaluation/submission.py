@@ -1,11 +1,10 @@
-"""What the GLUE server takes: a zip of eleven tables, one for each test set, answers in its own spelling.
+"""Write a submission for the GLUE server: a zip of eleven tables, one per test set, in the server's spelling.
 
 CoLA SST-2 MRPC STS-B MNLI-m MNLI-mm QNLI QQP RTE WNLI AX .tsv, each `index <tab> prediction`, index from 0
 """
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,23 +17,24 @@ from mlm.config.model import ClassifierConfig
 from mlm.cores import share_cores
 from mlm.data.glue import TASKS, read_part
 from mlm.evaluation.predictor import Predictor, read_classifier, warn_truncated
+from mlm.files import replacing
 
 HIGHEST_SCORE = 5.0
-"""Scores of STS-B lie between 0 and this."""
+"""Scores of STS-B are between 0 and this."""
 
 
 def answer(
     model: str, task: str, part: str, glue_dir: str | None, longest: int | None, batch_size: int
 ) -> list[str]:
-    """Return the answers of a fine-tuned model to a part of a task, spelt as the server wants them.
+    """Return the answers of a fine-tuned model to a part of a task, in the server's spelling.
 
     Args:
         model: its folder.
         task: the task.
         part: of the task, as in `read_part`.
         glue_dir: folder of the official files; None: the hub.
-        longest: most tokens of an example; None: as far as the model reads.
-        batch_size: examples a pass.
+        longest: most tokens of an example; None: as many as the model reads.
+        batch_size: examples per pass.
 
     Raises:
         InputError: the file cannot be read, or the model has other classes.
@@ -48,19 +48,20 @@ def answer(
 
 
 def spell(task: str, logits: npt.NDArray[np.float64], classifier: ClassifierConfig) -> list[str]:
-    """Return the answers (N) that logits (N, C) stand for; classes are matched by name.
+    """Return the answers (N) of logits (N, C); classes are matched by name.
 
     Raises:
         InputError: the model has other classes than the task.
     """
     spec = TASKS[task]
-    if not spec.spelling:
+    if spec.label_type == "regression":
         return [f"{score:.3f}" for score in logits[:, 0].clip(0, HIGHEST_SCORE)]
     order = classifier.order_of(spec.labels)
     if order is None:
         names = ", ".join(classifier.labels)
         raise InputError(f"the model's classes are {names}, those of {task} {', '.join(spec.labels)}")
-    return [spec.spelling[best] for best in logits[:, order].argmax(1)]
+    words = spec.spelling or spec.labels
+    return [words[best] for best in logits[:, order].argmax(1)]
 
 
 def answer_table(answers: list[str]) -> str:
@@ -70,14 +71,15 @@ def answer_table(answers: list[str]) -> str:
 
 
 def write_submission(path: Path, answers: Mapping[str, list[str]]) -> None:
-    """Write the zip file; it is whole or not there at all.
+    """Write the zip file atomically.
 
     Args:
         path: the file.
-        answers: for each official name, such as `MNLI-mm`, the answers in their order.
+        answers: the answers in their order, by official name of the file, such as `MNLI-mm`.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+    with (
+        replacing(path, "place") as temporary,
+        zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
         for name in sorted(answers):
             archive.writestr(zipfile.ZipInfo(f"{name}.tsv"), answer_table(answers[name]))
-    partial.replace(path)

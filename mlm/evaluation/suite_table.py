@@ -1,11 +1,11 @@
-"""The report of a suite in Markdown: scores, averages, and how they came about."""
+"""Write the report of a suite in Markdown: scores, averages and settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from mlm.data.glue_sizes import OFFICIAL_DEV
+from mlm.data.labelled import PartSize
 
 Json = dict[str, Any]
 
@@ -14,8 +14,8 @@ def to_markdown(report: Json) -> str:
     """Return the report as Markdown tables, scores times 100.
 
     Args:
-        report: what `summarize` gives, with `title`, `model`, `protocol` and `settings`; `settings` has
-            `common` and, for each task, `tasks`, in plain values.
+        report: the result of `summarize`, with `title`, `model`, `protocol` and `settings`; `settings` has
+            `common`, for all runs, and `tasks`, by task, in plain values.
     """
     tasks, settings = report["tasks"], report["settings"]
     lines = [
@@ -35,18 +35,22 @@ def to_markdown(report: Json) -> str:
 
 
 def _reservations(tasks: Json, settings: Json) -> list[str]:
-    """Return in bold lines what forbids to compare the scores with those of others."""
+    """Return in bold lines the reasons why the scores cannot be compared with those of others."""
     lines = []
-    odd = {task: facts["validation_examples"] for task, facts in tasks.items()}
-    odd = {task: words for task, words in odd.items() if " rows of dev" in words}
+    odd = [f"{task} {_odd_sizes(facts)}" for task, facts in tasks.items() if _odd_sizes(facts)]
     if odd:
-        named = "; ".join(f"{task} {words}" for task, words in odd.items())
-        lines += ["", f"**Not the official dev sets: {named}.**"]
+        lines += ["", f"**Not the official dev sets: {'; '.join(odd)}.**"]
     most = settings["common"].get("data.max_train_examples")
     cut = [task for task, facts in tasks.items() if facts["num_train_examples"] == most]
     if cut:
         lines += ["", f"**Trained on {most:,} examples only (data.max_train_examples): {', '.join(cut)}.**"]
     return lines
+
+
+def _odd_sizes(facts: Json) -> str:
+    """Return the sizes of the dev sets of GLUE that are not official; empty: all are, or other data."""
+    sizes = (PartSize(**size) for size in facts["dev_sizes"])
+    return " and ".join(str(size) for size in sizes if not size.is_official)
 
 
 def _scores(tasks: Json) -> list[str]:
@@ -62,26 +66,26 @@ def _scores(tasks: Json) -> list[str]:
 
 
 def _failed(failed: Mapping[str, str], figures: Json) -> str:
-    """Return in words which runs failed, whether they are in the mean, and what it is without them."""
+    """Return the failed runs and reasons, whether they are in the mean, and the mean without them."""
     by_seed = figures.get("by_seed", {})
-    told = []
+    notes = []
     for reason in dict.fromkeys(failed.values()):
         seeds = [seed for seed, why in failed.items() if why == reason]
         where = " (in the mean)" if any(seed in by_seed for seed in seeds) else ""
-        told.append(f"seed {', '.join(seeds)}: {reason}{where}")
+        notes.append(f"seed {', '.join(seeds)}: {reason}{where}")
     without = figures.get("mean_without_failed")
     if without is not None and _shown(without) != _shown(figures["mean"]):
-        told.append(f"mean without: {_shown(without)}")
-    return "; ".join(told) or "none"
+        notes.append(f"mean without: {_shown(without)}")
+    return "; ".join(notes) or "none"
 
 
 def _averages(averages: Json, tasks: Json) -> list[str]:
-    """Return the averages that can be given, and in one line what the others lack."""
+    """Return the averages with all their scores, and in one line the scores that the others lack."""
     given = {name: facts for name, facts in averages.items() if not facts["missing"]}
     others = [facts for name, facts in averages.items() if name not in given]
     lines = []
     if given:
-        lines += ["", *_head("average", "of means:", "of medians:", "what it is")]
+        lines += ["", *_head("average", "of means:", "of medians:", "rule")]
         for facts in given.values():
             numbers = _shown(facts["value"]), _shown(facts["of_medians"])
             lines.append(_row(facts["title"], *numbers, facts["protocol"]))
@@ -94,7 +98,7 @@ def _averages(averages: Json, tasks: Json) -> list[str]:
 
 
 def _settings(tasks: Json, settings: Json) -> list[str]:
-    """Return what is the same for all runs as a list, and a row for every task."""
+    """Return the settings shared by all runs as a list, and a row for every task."""
     of_tasks = settings["tasks"]
     keys = list(dict.fromkeys(key for one in of_tasks.values() for key in one))
     first = next(iter(of_tasks.values()))
@@ -110,11 +114,8 @@ def _settings(tasks: Json, settings: Json) -> list[str]:
 
 
 def _validation(facts: Json) -> str:
-    words = facts["validation_examples"]
-    if " rows of dev" in words:
-        return str(words)
-    number = f"{facts['num_validation_examples']:,}"
-    return number if words in ("", OFFICIAL_DEV) else f"{number} ({words})"
+    words, number = facts["validation_examples"], f"{facts['num_validation_examples']:,}"
+    return _odd_sizes(facts) or (f"{number} ({words})" if words and not facts["dev_sizes"] else number)
 
 
 def _plain(value: Any) -> str:
@@ -128,7 +129,7 @@ def _plain(value: Any) -> str:
 
 
 def _head(*names: str) -> list[str]:
-    """Return the two lines above a table; a name that ends in a colon is one of numbers."""
+    """Return the header of a table; a name that ends in a colon is a column of numbers."""
     rules = ("--:" if name.endswith(":") else "---" for name in names)
     return [_row(*(name.removesuffix(":") for name in names)), f"|{'|'.join(rules)}|"]
 

@@ -1,15 +1,15 @@
-"""Many runs on several GPUs: each is a process that sees one of them."""
+"""Run many fine-tuning runs on several GPUs: each is a process that sees one of them."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -19,92 +19,78 @@ from mlm.config.finetune import FinetuneConfig
 from mlm.config.parse import save_config
 from mlm.training.hardware import resolve_accelerator
 
-USER_ERROR = 2
-"""Exit status of a process that told the user what to change."""
-ERROR = ": error: "
-"""What stands before that."""
+POLL_S = 0.2
+"""Seconds between two looks at the processes."""
 
 log = logging.getLogger(__name__)
 
 
 def visible_devices(config: FinetuneConfig) -> list[str]:
-    """Return the GPUs a run may use, as CUDA_VISIBLE_DEVICES names them; none where it runs elsewhere."""
+    """Return the GPUs a run may use, as in CUDA_VISIBLE_DEVICES; none if it runs elsewhere."""
     if resolve_accelerator(config.trainer) != "gpu":
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
 
 
-def run_on_devices(
-    runs: Sequence[FinetuneConfig], devices: Sequence[str], fail: Callable[[FinetuneConfig, str], None]
-) -> int:
-    """Do runs in parallel, one on each device at a time; return 0 or the first other exit status.
+def run_on_devices(runs: Sequence[tuple[FinetuneConfig, str]], devices: Sequence[str]) -> int:
+    """Do independent runs in parallel, one per device at a time; return 0 or the first other exit status.
+
+    The output of a run goes to a file beside its folder. A run that fails records that in its summary, and
+    the others continue; after any other exit status no further run is started.
 
     Args:
-        runs: they are independent of each other. What one prints goes into a file beside its folder.
-        devices: as `visible_devices` names them.
-        fail: is told of a run that ended with a user's mistake, and its message; the others go on.
+        runs: configuration and title of each.
+        devices: as in `visible_devices`.
     """
-    free: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for device in devices:
-        free.put(device)
-    running: list[subprocess.Popen[bytes]] = []
-    ended: list[int] = []
-
-    def run_one(run: FinetuneConfig) -> None:
-        device = free.get()
-        try:
-            if not any(ended):
-                ended.append(_run_process(run, device, running, fail))
-        finally:
-            free.put(device)
-
-    # Without it a SIGTERM would end this process alone, and leave the others running.
-    before = signal.signal(signal.SIGTERM, _leave)
+    waiting, status = list(runs), 0
+    running: dict[str, tuple[FinetuneConfig, subprocess.Popen[bytes]]] = {}
+    # By default SIGTERM would end this process alone, and the others would continue.
+    before = signal.signal(signal.SIGTERM, _exit)
     try:
-        with ThreadPoolExecutor(len(devices)) as pool:
-            try:
-                list(pool.map(run_one, runs))
-            except BaseException:
-                ended.append(1)
-                for process in running:
-                    process.terminate()
-                raise
+        while running or (waiting and not status):
+            for device in devices:
+                if device in running and running[device][1].poll() is not None:
+                    status = status or _report(*running.pop(device))
+                if device not in running and waiting and not status:
+                    run, title = waiting.pop(0)
+                    running[device] = run, _start(run, title, device)
+            time.sleep(POLL_S)
     finally:
+        for _, process in running.values():  # none, unless a signal or an error ends the loop
+            process.terminate()
+        for _, process in running.values():
+            process.wait()
         signal.signal(signal.SIGTERM, before)
-    return next((status for status in ended if status), 0)
+    return status
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _run_process(
-    run: FinetuneConfig,
-    device: str,
-    running: list[subprocess.Popen[bytes]],
-    fail: Callable[[FinetuneConfig, str], None],
-) -> int:
+def _start(run: FinetuneConfig, title: str, device: str) -> subprocess.Popen[bytes]:
     folder = Path(run.runs_dir)
     folder.mkdir(parents=True, exist_ok=True)
     settings, output = folder / f"{run.name}.yaml", folder / f"{run.name}.log"
     save_config(run, settings)
-    log.info("%s/%s on device %s; output: %s", folder, run.name, device, output)
+    log.info("%s on device %s; output: %s", title, device, output)
     with output.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mlm", "finetune", "--config", str(settings)],
+        return subprocess.Popen(
+            [sys.executable, "-m", "mlm.training.suite", str(settings), title],
             stdout=file,
             stderr=subprocess.STDOUT,
             env=os.environ | {"CUDA_VISIBLE_DEVICES": device},
         )
-        running.append(process)
-        status = process.wait()
-    lines = output.read_text(encoding="utf-8", errors="replace").splitlines() or ["no output"]
-    told = next((line for line in reversed(lines) if ERROR in line), lines[-1]).rpartition(ERROR)[2]
-    if status == USER_ERROR:
-        log.warning("%s/%s failed: %s", folder, run.name, told)
-        fail(run, told)
-        return 0
+
+
+def _report(run: FinetuneConfig, process: subprocess.Popen[bytes]) -> int:
+    """Log how a process ended, and return its exit status, 128 + n after signal n."""
+    folder, status = Path(run.runs_dir, str(run.name)), process.returncode
     if status:
-        log.error("%s/%s ended with status %d: %s", folder, run.name, status, told)
-    return 128 - status if status < 0 else status
+        log.error("%s ended with status %d; its output is %s", folder, status, f"{folder}.log")
+        return 128 - status if status < 0 else status
+    failed = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["failed"]
+    if failed:
+        log.warning("%s failed: %s", folder, failed)
+    return 0

@@ -164,6 +164,7 @@ def finish(outcome: Outcome, loggers: Sequence[Logger], title: str | None = None
         "train_examples_per_second": progress.rows / (progress.elapsed_s - progress.validations_s),
         "model_dir": str(folder / "model"),
         "validation_examples": task.scored_is or task.validation_is,
+        "dev_sizes": [size._asdict() for size in task.dev_sizes],
         "selection": outcome.selection(),
         "failed": failure(losses, examples.labels, logits),
         "epoch": outcome.epoch,

@@ -1,11 +1,10 @@
-"""The official GLUE folders with their quirks, the hub's schema, and what is said of a damaged file."""
+"""The official GLUE folders with their quirks, the hub's schema, and errors in damaged files."""
 
 from __future__ import annotations
 
 import csv
 import time
 
-import datasets
 import huggingface_hub
 import numpy as np
 import pyarrow as pa
@@ -22,10 +21,9 @@ from mlm.data.glue import (
     has_part,
     read_glue,
     read_part,
+    size_of,
     submitted_parts,
-    warn_of_sizes,
 )
-from mlm.data.glue_sizes import OFFICIAL_ROWS, dev_in_words, odd_size
 
 
 def rewrite(path, change):
@@ -92,10 +90,10 @@ def test_quotes_are_text_except_in_qqp(glue_dir):
     assert [task.validation.texts[-1], task.validation.pairs[-1]] == rows[0][3:5]
 
 
-def test_odd_rows_of_qqp_are_left_out_and_told_elsewhere_they_are_an_error(glue_dir, caplog):
+def test_odd_rows_of_qqp_are_skipped_with_a_warning_and_elsewhere_an_error(glue_dir, caplog):
     rewrite(glue_dir / "QQP" / "train.tsv", lambda content: content + b"7\t1\t2\tthe lamp\tthe gull 0\n")
     assert len(read_glue("qqp", str(glue_dir)).train) == 24
-    assert "train.tsv, line 26: 5 cells under 6 columns; 1 such row(s) are left out" in caplog.text
+    assert "train.tsv, line 26: 5 cells under 6 columns; 1 such row(s) are skipped" in caplog.text
     rewrite(glue_dir / "RTE" / "train.tsv", lambda content: content + b"7\tthe lamp\n")
     with pytest.raises(InputError, match=r"RTE/train\.tsv, line 26: 2 cells under 4 columns"):
         read_glue("rte", str(glue_dir))
@@ -110,13 +108,8 @@ def test_odd_rows_of_qqp_are_left_out_and_told_elsewhere_they_are_an_error(glue_
             (b"not_entailment", b"maybe"),
             "line 3: label is 'maybe', not entailment or not",
         ),
-        (
-            "stsb",
-            "STS-B/dev.tsv",
-            (b"5.000", b"high"),
-            "line 3: score is 'high', which is not a finite number",
-        ),
-        ("stsb", "STS-B/dev.tsv", (b"5.000", b"nan"), "line 3: score is 'nan', which is not a finite number"),
+        ("stsb", "STS-B/dev.tsv", (b"5.000", b"high"), "line 3: score is 'high', which is no number"),
+        ("stsb", "STS-B/dev.tsv", (b"5.000", b"nan"), "line 3: score is 'nan', which is no number"),
         (
             "qnli",
             "QNLI/train.tsv",
@@ -131,22 +124,22 @@ def test_odd_rows_of_qqp_are_left_out_and_told_elsewhere_they_are_an_error(glue_
         ),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named(glue_dir, name, file, change, message):
+def test_errors_name_file_and_line(glue_dir, name, file, change, message):
     rewrite(glue_dir / file, lambda content: content.replace(*change, 1))
     with pytest.raises(InputError, match=f"{file}, {message}"):
         read_glue(name, str(glue_dir))
 
 
-def test_what_is_missing_is_named(glue_dir, tmp_path, caplog):
+def test_errors_name_missing_rows_files_and_folders(glue_dir, tmp_path, caplog):
     (glue_dir / "RTE" / "dev.tsv").write_text("index\tsentence1\tsentence2\tlabel\n")
     with pytest.raises(InputError, match=r"RTE/dev\.tsv: has no rows"):
         read_glue("rte", str(glue_dir))
     (glue_dir / "RTE" / "dev.tsv").unlink()
     with pytest.raises(InputError, match=r"RTE has no dev\.tsv"):
         read_glue("rte", str(glue_dir))
-    with pytest.raises(InputError, match="has no folder WNLI; it holds the official folders of GLUE"):
+    with pytest.raises(InputError, match="has no folder WNLI; it must hold the official folders of GLUE"):
         read_glue("wnli", str(tmp_path))
-    with pytest.raises(InputError, match=r"glue_dir=.*nothing is no folder"):
+    with pytest.raises(InputError, match=r"glue_dir=.*nothing is not a folder"):
         read_glue("wnli", str(tmp_path / "nothing"))
     (glue_dir / "MNLI" / "dev_mismatched.tsv").unlink()
     assert read_glue("mnli", str(glue_dir)).scored == {}
@@ -199,13 +192,12 @@ def test_copy_of_the_hub_gives_the_same_examples(glue_dir, tmp_path):
         for part in submitted_parts(name):
             assert has_part(name, part, str(tmp_path / "hub"))
             assert read_part(name, part, str(tmp_path / "hub")) == read_part(name, part, str(glue_dir))
-    with pytest.raises(InputError, match=r"rte has no wrong-\*\.parquet"):
-        read_part("rte", "wrong", str(tmp_path / "hub"))
+    (tmp_path / "hub" / "rte" / "test-00000-of-00001.parquet").unlink()
+    with pytest.raises(InputError, match=r"rte has no test-\*\.parquet"):
+        read_part("rte", "test", str(tmp_path / "hub"))
     table = pa.table({"sentence1": ["a"], "sentence2": ["b"], "label": [-1]})
     pq.write_table(table, tmp_path / "hub" / "rte" / "validation-00000-of-00001.parquet")
-    with pytest.raises(
-        InputError, match=r"rte/validation-0.*\.parquet, row 1: label is -1, which is no class"
-    ):
+    with pytest.raises(InputError, match=r"rte/validation-0.*\.parquet, row 1: label is -1, not 0 or 1"):
         read_glue("rte", str(tmp_path / "hub"))
 
 
@@ -231,10 +223,10 @@ PAIRS = {"sentence1": ["a", "b"], "sentence2": ["c", "d"]}
 @pytest.mark.parametrize(
     ("name", "columns", "message"),
     [
-        ("rte", {"label": [0.0, 0.7]}, "row 2: label is 0.7, which is no class"),
-        ("rte", {"label": [1.2, 0.0]}, "row 1: label is 1.2, which is no class"),
-        ("rte", {"label": ["entailment", "x"]}, "row 1: label is entailment, which is no class"),
-        ("rte", {"label": [True, False]}, "row 1: label is True, which is no class"),
+        ("rte", {"label": [0.0, 0.7]}, "row 2: label is 0.7, not 0 or 1"),
+        ("rte", {"label": [1.2, 0.0]}, "row 1: label is 1.2, not 0 or 1"),
+        ("rte", {"label": ["entailment", "x"]}, "row 1: label is 'entailment', not 0 or 1"),
+        ("rte", {"label": [True, False]}, "row 1: label is True, not 0 or 1"),
         ("rte", {"label": [0, None]}, "row 2: label is missing"),
         ("rte", {"label": [0, 1], "sentence2": ["c", None]}, "row 2: sentence2 is missing"),
         ("rte", {"label": [0, 1], "sentence1": [7, 8]}, "row 1: sentence1 is '7', which is not text"),
@@ -242,7 +234,7 @@ PAIRS = {"sentence1": ["a", "b"], "sentence2": ["c", "d"]}
         ("rte", {"label": [], "sentence1": [], "sentence2": []}, "has no rows"),
         ("stsb", {"label": [0.5, None]}, "row 2: label is missing"),
         ("stsb", {"label": [0.5, float("nan")]}, "row 2: label is missing"),
-        ("stsb", {"label": ["high", "low"]}, "row 1: label is 'high', which is not a finite number"),
+        ("stsb", {"label": ["high", "low"]}, "row 1: label is 'high', which is no number"),
     ],
 )
 def test_rows_of_a_copy_of_the_hub_are_checked(copy, name, columns, message):
@@ -266,7 +258,7 @@ def test_classes_of_a_copy_are_matched_by_the_names_that_it_gives_them(copy):
         copy("rte", PAIRS | labels, classes=["yes", "no"])
 
 
-def test_part_that_a_copy_lacks_is_told_before_training(copy, tmp_path):
+def test_missing_part_of_a_copy_is_an_error_before_training(copy, tmp_path):
     for split in ("train", "validation"):
         copy("rte", PAIRS | {"label": [0, 1]}, split)
     where = str(tmp_path / "copy")
@@ -289,45 +281,65 @@ def test_file_of_which_every_row_is_left_out_is_refused(glue_dir):
         read_glue("qqp", str(glue_dir))
 
 
-def test_hub_that_is_not_reachable_is_told_within_seconds(monkeypatch):
-    libraries = (datasets.config, huggingface_hub.constants)
-    for library in libraries:
-        monkeypatch.setattr(library, "HF_HUB_OFFLINE", False)
+def test_unreachable_hub_is_an_error_within_seconds_and_the_process_stays_online(monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     start = time.monotonic()
-    with pytest.raises(InputError, match=r"nyu-mll/glue cannot be reached, nor is rte .* with --glue_dir"):
+    with pytest.raises(
+        InputError, match=r"nyu-mll/glue cannot be reached, and rte is not .* with --glue_dir"
+    ):
         read_glue("rte", None)
     assert time.monotonic() - start < 10
-    assert not any(library.HF_HUB_OFFLINE for library in libraries)  # the next request may succeed
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+def test_task_in_the_cache_of_the_hub_needs_no_network(glue_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    stored = tmp_path / "cache" / "datasets--nyu-mll--glue"
+    (stored / "refs").mkdir(parents=True)
+    (stored / "refs" / "main").write_text("a" * 40)
+    folder = stored / "snapshots" / ("a" * 40) / "wnli"
+    folder.mkdir(parents=True)
+    for split in ("train", "validation"):
+        examples = read_part("wnli", split.replace("validation", "dev"), str(glue_dir))
+        columns = {"sentence1": examples.texts, "sentence2": examples.pairs, "label": examples.labels}
+        pq.write_table(pa.table(columns), folder / f"{split}-00000-of-00001.parquet")
+    ours, cached = read_glue("wnli", str(glue_dir)), read_glue("wnli", None)
+    assert (cached.train.texts, cached.validation.pairs) == (ours.train.texts, ours.validation.pairs)
+    assert np.array_equal(cached.train.labels, ours.train.labels)
+    with pytest.raises(InputError, match=r"rte is not in the cache \(no such files\); give the folder"):
+        read_glue("rte", None)
 
 
 def test_set_of_another_size_is_not_called_official(tmp_path, caplog):
-    assert list(OFFICIAL_ROWS) == list(TASKS)
-    for name, rows in OFFICIAL_ROWS.items():
-        assert [part for part in rows if not part.startswith("dev")] == list(submitted_parts(name))
-    assert dev_in_words("mnli", {"dev_matched": 9815, "dev_mismatched": 9832}) == "the official dev set"
-    assert dev_in_words("mnli", {"dev_matched": 1000}) == "1,000 of 9,815 rows of dev_matched"
-    found = dev_in_words("mnli", {"dev_matched": 9, "dev_mismatched": 9})
-    assert found == "9 of 9,815 rows of dev_matched and 9 of 9,832 rows of dev_mismatched"
-    assert odd_size("rte", "test", 3000) is None
+    for spec in TASKS.values():
+        assert all(part.rows or part.split == "train" for part in spec.parts.values())
+    assert size_of("rte", "test", 3000).is_official
+    assert str(size_of("mnli", "dev_matched", 1000)) == "1,000 of 9,815 rows of dev_matched"
     folder = str(write_glue(tmp_path / "rte", dev=277))
-    assert read_glue("rte", folder).validation_is == "the official dev set"
+    task = read_glue("rte", folder)
+    assert (task.validation_is, task.dev_sizes) == ("the official dev set", (("dev", 277, 277),))
     assert "cannot be compared" not in caplog.text
-    assert read_glue("sst2", folder).validation_is == "277 of 872 rows of dev"
+    task = read_glue("sst2", folder)
+    assert (task.validation_is, task.dev_sizes) == ("277 of 872 rows of dev", (("dev", 277, 872),))
     assert "sst2: there are 277 of 872 rows of dev, so scores cannot be compared" in caplog.text
+    task = read_glue("mnli", folder)
+    both = "277 of 9,815 rows of dev_matched and 278 of 9,832 rows of dev_mismatched"
+    assert task.validation_is == both
+    assert task.dev_sizes == (("dev_matched", 277, 9815), ("dev_mismatched", 278, 9832))
 
 
-def test_what_averages_and_a_submission_lack_is_told(tmp_path, glue_dir, caplog):
+def test_warnings_of_missing_averages_and_an_invalid_submission(tmp_path, glue_dir, caplog):
     whole = str(write_glue(tmp_path / "whole", test=1102))
-    warn_of_sizes("ax", whole, with_test=True)
-    warn_of_sizes("mnli", whole, with_test=False)
+    check_parts("ax", whole, with_test=True)
+    check_parts("mnli", whole, with_test=False)
     assert not caplog.text
-    warn_of_sizes("mnli", str(glue_dir), with_test=True)
+    check_parts("mnli", str(glue_dir), with_test=True)
     for part, words in (("test_matched", "5 of 9,796 rows of"), ("test_mismatched", "6 of 9,847 rows of")):
         told = f"submit=true: {glue_dir}/MNLI/{part}.tsv has {words} {part}; the server refuses that"
         assert told in caplog.text
     (glue_dir / "MNLI" / "dev_mismatched.tsv").unlink()
-    warn_of_sizes("mnli", str(glue_dir), with_test=False)
+    check_parts("mnli", str(glue_dir), with_test=False)
     assert "mnli: without dev_mismatched the averages over nine columns cannot be given" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""What a reader of the table is told, and what not."""
+"""The Markdown report: whole tables, reasons against a comparison, failed runs, settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCORES = {
 }
 
 
-def run(value, *names, seed=1, failed=None, rows="the official dev set"):
+def run(value, *names, seed=1, failed=None, rows="the official dev set", sizes=(("dev", 2000, 2000),)):
     return {
         "seed": seed,
         "metrics": dict.fromkeys(names, value),
@@ -31,6 +31,7 @@ def run(value, *names, seed=1, failed=None, rows="the official dev set"):
         "num_train_examples": 1000,
         "num_validation_examples": 2000,
         "validation_examples": rows,
+        "dev_sizes": [dict(zip(("part", "rows", "official"), size, strict=True)) for size in sizes],
     }
 
 
@@ -59,10 +60,10 @@ def test_all_scores_and_averages_are_in_whole_tables():
     assert "**" not in text
 
 
-def test_averages_that_cannot_be_given_are_one_line():
+def test_averages_without_all_scores_are_one_line():
     lines = table({"rte": [run(0.6, "accuracy")], "mnli": [run(0.6, "accuracy")]}).splitlines()
-    told = [line for line in lines if "verage" in line]
-    assert told == ["Averages need cola, sst2, qnli, mrpc, qqp, stsb, mnli accuracy_mismatched too."]
+    found = [line for line in lines if "verage" in line]
+    assert found == ["Averages need cola, sst2, qnli, mrpc, qqp, stsb, mnli accuracy_mismatched too."]
     runs = all_tasks("mnli") | {"mnli": [run(0.5, "accuracy")]}
     lines = table(runs).splitlines()
     assert sum(line.startswith(("| accuracy rule", "| eight", "| nine", "| cramming")) for line in lines) == 1
@@ -70,7 +71,7 @@ def test_averages_that_cannot_be_given_are_one_line():
     assert needs in lines
 
 
-def test_failed_runs_are_said_to_be_in_the_mean_or_not():
+def test_failed_runs_are_shown_with_reason_and_whether_they_are_in_the_mean():
     reason = "only one class is predicted"
     runs = [run(0.8, "accuracy"), run(0.4, "accuracy", seed=2, failed=reason), run(0, seed=3, failed="lost")]
     text = table({"rte": runs})
@@ -83,7 +84,7 @@ def test_failed_runs_are_said_to_be_in_the_mean_or_not():
     assert "| rte | no score | - | - | - | 0 | seed 3: lost | last epoch | - |" in table({"rte": runs[2:]})
 
 
-def test_what_differs_by_task_is_a_column_and_what_does_not_a_line():
+def test_settings_that_differ_by_task_are_columns_and_shared_ones_lines():
     grid = {"one of": [2e-5, 5e-5], "chosen by seed": [5e-5, 2e-5]}
     tasks = {
         "rte": {"optimizer.lr": grid, "trainer.max_epochs": 3},
@@ -98,15 +99,23 @@ def test_what_differs_by_task_is_a_column_and_what_does_not_a_line():
 
 
 @pytest.mark.parametrize(("most", "told"), [(1000, True), (5000, False), ("all", False)])
-def test_what_forbids_a_comparison_is_bold(most, told):
+def test_reasons_against_a_comparison_are_bold(most, told):
     runs = {
         "rte": [run(0.5, "accuracy")],
-        "mnli": [run(0.5, "accuracy", rows="9 of 9,815 rows of dev_matched")],
+        "mnli": [run(0.5, "accuracy", sizes=[("dev_matched", 9, 9815), ("dev_mismatched", 9832, 9832)])],
     }
     text = table(runs, {"data.max_train_examples": most})
     assert "\n**Not the official dev sets: mnli 9 of 9,815 rows of dev_matched.**\n" in text
     bold = "\n**Trained on 1,000 examples only (data.max_train_examples): rte, mnli.**\n"
     assert (bold in text) == told
     assert "| mnli | 1,000 | 9 of 9,815 rows of dev_matched |" in text
-    own = table({"own.csv": [run(0.5, "accuracy", rows="10% of own.csv, chosen by a hash")]})
+    own = table({"own.csv": [run(0.5, "accuracy", rows="10% of own.csv, chosen by a hash", sizes=())]})
     assert "| own.csv | 1,000 | 2,000 (10% of own.csv, chosen by a hash) |" in own
+    assert "Not the official" not in own
+
+
+def test_words_of_a_file_name_are_not_taken_for_a_size():
+    rows = "9 of 10 rows of dev.csv"
+    text = table({"own.csv": [run(0.5, "accuracy", rows=rows, sizes=())]})
+    assert f"| own.csv | 1,000 | 2,000 ({rows}) |" in text
+    assert "Not the official" not in text

@@ -34,7 +34,7 @@ from mlm.hub.pretrained import load_classifier, save_pretrained
 from mlm.model.heads import MaskedLM
 from mlm.training import run
 from mlm.training.devices import run_on_devices
-from mlm.training.suite import finetune_all, write_failure
+from mlm.training.suite import finetune_all
 from mlm.training.tracking import pretraining_run
 
 KEYS = {
@@ -394,19 +394,33 @@ def test_runs_are_grouped_under_their_pretraining_run_and_tables_are_tracked(tin
 
 
 @pytest.mark.slow
-def test_runs_on_several_devices_end_as_one_after_another(tiny):
-    """On a CPU the devices are a fiction, but the processes, their files and their exit are not."""
+def test_runs_on_several_devices_end_as_one_after_another(tiny, caplog):
+    """On a CPU the devices are made up, but the processes, their files and their exit are not."""
     alone, parallel = (tiny("sst2", "rte", name=name) for name in ("alone", "parallel"))
     finetune_all(alone)
     recipes = [TaskRecipe("wnli", lr=[1e30])]
     bad = tiny("wnli", name="bad", recipes=recipes, optimizer={"clip_norm": 0.0})
-    runs = [*units(parallel), *units(bad)]
-    assert run_on_devices(runs, ["0", "1"], write_failure) == 0
+    wrong = tiny("wnli", name="wrong", model=bad.runs_dir)
+    runs = [(run, f"title/{run.task[0]}") for run in (*units(parallel), *units(bad), *units(wrong))]
+    assert run_on_devices(runs, ["0", "1"]) == 0
     for task in ("sst2", "rte"):
         one, other = (folder_of(config) / task / "seed-0" for config in (alone, parallel))
         assert without_times(read(one / "summary.json")) == without_times(read(other / "summary.json"))
-        assert (other.parent / "seed-0.log").exists()
+        assert f"title/{task}: accuracy" in (other.parent / "seed-0.log").read_text()
     assert "the loss is not finite" in read(folder_of(bad) / "summary.json")["failed"]
+    failed = read(folder_of(wrong) / "summary.json")["failed"]
+    assert "config.json" in failed
+    assert f"{folder_of(wrong)} failed: {failed}" in caplog.text
+
+
+@pytest.mark.slow
+def test_process_that_crashes_or_is_ended_stops_the_suite(tiny, caplog):
+    good, broken = (tiny("rte", name=name) for name in ("good", "broken"))
+    (folder_of(broken)).parent.mkdir(parents=True, exist_ok=True)
+    folder_of(broken).write_text("a file where its folder belongs")
+    assert run_on_devices([(broken, "broken"), (good, "good")], ["0"]) == 1
+    assert f"{folder_of(broken)} ended with status 1; its output is {folder_of(broken)}.log" in caplog.text
+    assert not folder_of(good).exists()
 
 
 def test_suite_whose_data_changed_does_not_go_on(tiny, tmp_path):
