@@ -30,7 +30,7 @@ from mlm.config.glue import (
 from mlm.config.launch import command_for
 from mlm.config.model import LabelType, Pooling
 from mlm.config.suite import check_data, check_recipes, check_same, goes_on, is_unbegun
-from mlm.config.training import LoggingConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
+from mlm.config.training import FinetuneTrainerConfig, LoggingConfig, OptimizerConfig, ScheduleConfig
 
 
 def newest_pretrained_model(runs_dir: str, key: str = "model") -> str:
@@ -227,61 +227,6 @@ class FinetuneScheduleConfig(ScheduleConfig):
     """After the warm-up; wsd: constant, then decay."""
     warmup_fraction: float = 0.06
     """Share of the run spent warming up, in [0, 1)."""
-
-
-@dataclass
-class FinetuneTrainerConfig(TrainerConfig):
-    """Epochs, batch and devices; names are Lightning's where it has one."""
-
-    default_steps: ClassVar[int | None] = None
-
-    max_steps: int | None = None
-    """Optimizer steps at most, if fewer than max_epochs has; null: no bound."""
-    global_batch_size: int | None = None  # type: ignore[assignment]
-    """Another spelling of batch_size; null: batch_size."""
-    save_every: int | None = None  # type: ignore[assignment]
-    """Optimizer steps between checkpoints; null: an epoch."""
-    val_every: int | None = None  # type: ignore[assignment]
-    """Not used: every epoch is scored."""
-    compile: bool = False
-    """Compile the model, for inputs of any length: pays off on a GPU."""
-    max_epochs: int = 3
-    """Times that every example is trained on."""
-    batch_size: int = 32
-    """Examples per optimizer step, over all devices."""
-    keep: Literal["last", "best"] = "last"
-    """The model kept: after the last epoch, or the best one by validation."""
-    early_stopping: int | None = None
-    """Epochs without a better score after which to stop, with keep=best; null: all epochs."""
-    freeze: Literal["embeddings", "encoder"] | int | None = None
-    """Not trained: embeddings, a number of lowest layers with them, or the whole encoder; null: nothing."""
-
-    def __post_init__(self) -> None:
-        require(self.batch_size > 0, "trainer.batch_size", self.batch_size, "must be at least 1")
-        size, default = self.global_batch_size, FinetuneTrainerConfig.batch_size
-        agrees = size is None or self.batch_size in (size, default)
-        require(agrees, "trainer.global_batch_size", size, f"and trainer.batch_size={self.batch_size} differ")
-        super().__post_init__()
-        require(self.max_epochs > 0, "trainer.max_epochs", self.max_epochs, "must be at least 1")
-        hint = "is not used: every epoch is scored; leave it out"
-        require(self.val_every is None, "trainer.val_every", self.val_every, hint)
-        patience, layers = self.early_stopping, self.freeze
-        is_layers = not isinstance(layers, int) or layers > 0
-        require(is_layers, "trainer.freeze", layers, "must be at least 1, embeddings, encoder or null")
-        counts = patience is None or patience > 0
-        require(counts, "trainer.early_stopping", patience, "must be at least 1, or null")
-        keeps = patience is None or self.keep == "best"
-        require(keeps, "trainer.early_stopping", patience, "keeps the best epoch: add --trainer.keep best")
-
-    @property
-    def rows_per_step(self) -> int:
-        """Examples of an optimizer step over all devices."""
-        return self.global_batch_size or self.batch_size
-
-    @property
-    def bounds(self) -> tuple[int | str | None, ...]:
-        """The limits that may end the run."""
-        return *super().bounds, self.max_epochs
 
 
 SCRATCH = "scratch"

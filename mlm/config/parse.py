@@ -5,9 +5,7 @@
 3. the dataclasses are built, whose `__post_init__` checks ranges and what must fit together
 4. `check_files` of the configuration looks whether the files it names are there
 
-jsonargparse writes the `--help` text (`help.py`). Its own parsing is not used: it would read a text such as
-`&x` as YAML once more and let a key that stands twice in a file pass.
-None of it imports torch. `save_config` writes what `--config` reads back.
+None of it imports torch. `save_config` writes what `--config` reads back, `help.py` writes `--help`.
 """
 
 from __future__ import annotations

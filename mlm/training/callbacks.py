@@ -22,7 +22,8 @@ from mlm.config.launch import is_first_process
 from mlm.config.training import ScheduleConfig, TrainerConfig
 from mlm.optim.schedule import warmup_steps
 from mlm.training.checkpoint import checkpoint_path, checkpoint_step, saved_checkpoints
-from mlm.training.engine import StepCallback, TrainingLoader
+from mlm.training.engine import StepCallback
+from mlm.training.loader import TrainingLoader
 from mlm.training.progress import Progress
 
 log = logging.getLogger(__name__)

@@ -41,7 +41,8 @@ from mlm.hub.pretrained import read_shape
 from mlm.masking import mask_rate_at
 from mlm.plan import planned_steps
 from mlm.tokenizer import load_tokenizer, num_ids, tokenizer_digest
-from mlm.training.engine import Ints, StepDataModule, TrainingLoader
+from mlm.training.engine import Ints, StepDataModule
+from mlm.training.loader import TrainingLoader
 
 SCRATCH_LENGTH = 512
 """Positions of random weights whose shape does not say."""

@@ -13,10 +13,8 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import lightning.pytorch as pl
@@ -42,35 +40,6 @@ UNPLANNED_STEPS = 1000
 """Length the schedule assumes until a time-limited run knows its own, and where the length is unlimited."""
 
 log = logging.getLogger(__name__)
-
-
-class TrainingLoader:
-    """An iterable over training batches that measures how long training waited for them.
-
-    It is not a DataLoader, so a stock Trainer neither replaces its sampler nor expects a resumable state.
-
-    Args:
-        batches: returns an iterator from the run's current place on.
-        num_batches: batches of an epoch; None: endless.
-    """
-
-    waited_s = 0.0
-    """Seconds since it was built."""
-
-    def __init__(self, batches: Callable[[], Iterable[Any]], num_batches: int | None = None):
-        self._batches, self._num_batches = batches, num_batches
-
-    def __iter__(self) -> Iterator[Any]:
-        start = monotonic()
-        for batch in self._batches():
-            self.waited_s += monotonic() - start
-            yield batch
-            start = monotonic()
-
-    def __len__(self) -> int:
-        if self._num_batches is None:
-            raise TypeError("an endless loader has no length")
-        return self._num_batches
 
 
 class StepDataModule(pl.LightningDataModule):
