@@ -1,9 +1,9 @@
 """Scores of predictions over a whole set; each is defined for any predictions and labels.
 
 torchmetrics gathers predictions over batches and ranks, and computes the scores of numbers in float64. Its
-scores of classes are quotients in float32 and take C^2 memory, and its Matthews correlation of constant answers
-is not 0: here they all follow from three counts a class. Where a formula would divide by 0 the score is 0, as
-in scikit-learn.
+scores of classes are quotients in float32 and take C^2 memory, and its Matthews correlation of constant
+answers is not 0: here they all follow from three counts a class. Where a formula would divide by 0 the score
+is 0, as in scikit-learn.
 
 Sizes: N examples, B a batch, C classes (1 for a number).
 """
