@@ -45,11 +45,10 @@ def evaluate_classifier(config: EvaluateConfig) -> int:
         counts = counts_of_classes(classifier.labels, labels, found.logits)
         lines += class_table(counts)
         predicted = [label for label, count in counts["predicted_counts"].items() if count]
-        if len(predicted) < 2:
-            only = (
-                f"only one class is predicted: {predicted[0]}" if predicted else "no label is ever predicted"
-            )
-            log.warning("%s", only)
+        if not predicted:
+            log.warning("no label is ever predicted")
+        elif len(predicted) == 1:
+            log.warning("only one class is predicted: %s", predicted[0])
         facts |= counts
     print("\n".join(lines))
     if config.output:
