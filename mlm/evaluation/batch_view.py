@@ -12,6 +12,7 @@ B rows, S tokens a row.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ Ints = npt.NDArray[np.int64]
 
 COLOURS = {"hidden": "\x1b[1;31m", "random": "\x1b[1;35m", "unchanged": "\x1b[1;32m"}
 PLAIN = "\x1b[0m"
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
 LEGEND = """{a>[MASK]} hidden, {a>b} replaced by another token, {a} predicted and left as it is
 2 the second document of a row, 2+ the rest of one that began in another row"""
 
@@ -53,9 +55,8 @@ def inspect(config: InspectConfig) -> None:
     corpus = prepare_corpus(config.data, tokenizer)
     drawn, batch = training_batch(config, corpus)
     print("\n".join(["", *_statistics(config, corpus, drawn, batch), "", LEGEND]))
-    view = RowView(
-        corpus.train, corpus.tokenizer, colours=sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    )
+    colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    view = RowView(corpus.train, corpus.tokenizer, colours)
     width = shutil.get_terminal_size((110, 50)).columns
     for number in range(min(config.rows, len(drawn.rows))):
         print("\n".join(["", *view.lines(number, drawn, batch, width)]))
@@ -81,10 +82,9 @@ def _statistics(config: InspectConfig, corpus: Corpus, drawn: RowBatch, batch: M
     gone = f"pass {passes[0]}" if len(passes) == 1 else f"passes {passes[0]} to {passes[-1]}"
     pieces = sum(len(_pieces(corpus.train, int(row))) for row in drawn.rows)
     yield f"step {config.step:<8,}{rows:,} rows of {seq_len}, {gone} over {len(corpus.train):,} rows"
-    yield (
-        f"tokens       {batch['num_tokens']:,} of {rows * seq_len:,} places "
-        f"({batch['num_tokens'] / (rows * seq_len):.1%}), {pieces:,} documents or parts of one"
-    )
+    tokens, places = batch["num_tokens"], rows * seq_len
+    filled = f"{tokens:,} of {places:,} places ({tokens / places:.1%})"
+    yield f"tokens       {filled}, {pieces:,} documents or parts of one"
     masked, ordinary = batch["num_masked"], batch["num_ordinary"]
     rate = f"{masked / max(ordinary, 1):.1%}; masking asks for {drawn.mask_rate:.1%}"
     yield f"predicted    {masked:,} of {ordinary:,} ordinary tokens ({rate})"
@@ -92,9 +92,8 @@ def _statistics(config: InspectConfig, corpus: Corpus, drawn: RowBatch, batch: M
         yield f"{'':13}(the length of a run with a time limit is not known: this is the rate of its start)"
     kinds = {"[MASK]": batch["num_hidden"], "another token": batch["num_random"]}
     kinds["unchanged"] = masked - sum(kinds.values())
-    yield "shown as     " + ", ".join(
-        f"{name} {count:,} ({count / max(masked, 1):.1%})" for name, count in kinds.items()
-    )
+    shares = (f"{name} {count:,} ({count / max(masked, 1):.1%})" for name, count in kinds.items())
+    yield f"shown as     {', '.join(shares)}"
 
 
 def _pieces(rows: Rows, row: int) -> Ints:
@@ -141,39 +140,35 @@ class RowView:
             yield from _filled(f"  {piece}  " if begun else f"  {piece}+ ", words, width)
             start = end
 
-    def _words(self, original: Ints, shown: Ints, places: set[int]) -> list[tuple[str, int]]:
-        """Return the words of a document with their widths: what is predicted marked, pieces joined."""
-        words: list[tuple[str, int]] = []
+    def _words(self, original: Ints, shown: Ints, places: set[int]) -> list[str]:
+        """Return the words of a document, the predicted tokens marked and the pieces of a word joined."""
+        words: list[str] = []
         joins = False
-        for _, group in groupby(
-            range(len(original)), lambda at: at if at in places or original[at] in self.special.ids else -1
-        ):
+        alone = [at in places or token in self.special.ids for at, token in enumerate(original.tolist())]
+        for _, group in groupby(range(len(original)), lambda at: at if alone[at] else -1):
             at = list(group)
             first = int(original[at[0]])
             if first in self.special.ids:
-                words.append(_sized(str(self.tokenizer.id_to_token(first))))
+                words.append(str(self.tokenizer.id_to_token(first)))
                 joins = False
                 continue
-            if at[0] in places:
-                new = [self._mark(first, int(shown[at[0]]))]
-            else:
-                new = [_sized(word) for word in self._text(original[at]).split()]
+            marked = at[0] in places
+            new = [self._mark(first, int(shown[at[0]]))] if marked else self._text(original[at]).split()
             if new and joins and not self._starts_word[first]:
-                text, size = words.pop()
-                new[0] = text + new[0][0], size + new[0][1]
+                new[0] = words.pop() + new[0]
             words += new
             joins = bool(new)
         return words
 
-    def _mark(self, label: int, seen: int) -> tuple[str, int]:
-        """Return a predicted token and what stands in its place, with the width of both."""
+    def _mark(self, label: int, seen: int) -> str:
+        """Return a predicted token and the one in its place."""
         text = f"{{{self._name(label)}}}"
         kind = "unchanged"
         if seen != label:
             kind = "hidden" if seen == self.special.mask else "random"
             other = self.tokenizer.id_to_token(seen) if kind == "hidden" else self._name(seen)
             text = f"{text[:-1]}>{other}}}"
-        return (f"{COLOURS[kind]}{text}{PLAIN}" if self.colours else text), _sized(text)[1]
+        return f"{COLOURS[kind]}{text}{PLAIN}" if self.colours else text
 
     def _text(self, ids: Ints) -> str:
         """Return the text of ordinary tokens that follow each other."""
@@ -186,16 +181,18 @@ class RowView:
         return text if text and "\ufffd" not in text else str(self.tokenizer.id_to_token(token))
 
 
-def _sized(word: str) -> tuple[str, int]:
-    return word, sum(2 if east_asian_width(character) in "WF" else 1 for character in word)
+def _width(word: str) -> int:
+    """Return the columns that a word takes in a terminal."""
+    return sum(2 if east_asian_width(character) in "WF" else 1 for character in COLOUR.sub("", word))
 
 
-def _filled(indent: str, words: list[tuple[str, int]], width: int) -> Iterator[str]:
-    """Yield words in lines of at most `width` characters behind an indent."""
+def _filled(indent: str, words: list[str], width: int) -> Iterator[str]:
+    """Yield words in lines of at most `width` columns behind an indent."""
     line, used = indent.rstrip(), len(indent) - 1
-    for word, size in words:
-        if used + 1 + size > width and used >= len(indent):
+    for word in words:
+        size = 1 + _width(word)
+        if used + size > width and used >= len(indent):
             yield line
             line, used = " " * (len(indent) - 1), len(indent) - 1
-        line, used = f"{line.ljust(len(indent) - 1)} {word}", used + 1 + size
+        line, used = f"{line.ljust(len(indent) - 1)} {word}", used + size
     yield line

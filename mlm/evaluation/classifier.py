@@ -26,7 +26,7 @@ def evaluate_classifier(config: EvaluateConfig) -> int:
     """Print the scores of a fine-tuned model on a labelled file: the `evaluate` command with `input`.
 
     Raises:
-        InputError: the file has no texts or labels where the configuration says, or others than the model.
+        InputError: the file lacks a column, a text or a label, or has a label that the model does not know.
     """
     table = read_table(str(config.input), config.encoding)
     examples = read_examples(table, config.text_column, config.text_pair_column)
@@ -45,8 +45,10 @@ def evaluate_classifier(config: EvaluateConfig) -> int:
         counts = counts_of_classes(classifier.labels, labels, found.logits)
         lines += class_table(counts)
         predicted = [label for label, count in counts["predicted_counts"].items() if count]
-        if len(predicted) < 2:
-            log.warning("only one class is predicted: %s", *predicted or ["none at all"])
+        if not predicted:
+            log.warning("no label is ever predicted")
+        elif len(predicted) == 1:
+            log.warning("only one class is predicted: %s", predicted[0])
         facts |= counts
     print("\n".join(lines))
     if config.output:
@@ -71,12 +73,12 @@ def labels_of_model(table: Table, config: EvaluateConfig, classifier: Classifier
 
 
 def as_the_model_spells(names: Sequence[Sequence[str]], labels: Sequence[str]) -> list[list[str]]:
-    """Return the names of each row's labels, those the model knows in other capitals as it has them.
+    """Return the names of each row's labels in the capitals of the model.
 
-    A model that does not name its classes (LABEL_0, LABEL_1, ...) takes their numbers; that is told.
+    Where a model does not name its classes (LABEL_0, LABEL_1, ...), numbers count as its ids, with a warning.
     """
     spelt = {label.lower(): label for label in labels}
-    if len(spelt) < len(labels):  # it tells capitals apart
+    if len(spelt) < len(labels):  # some of its labels differ in capitals only
         spelt = {}
     known = spelt | {label: label for label in labels}
     if all(label == f"LABEL_{number}" for number, label in enumerate(labels)):

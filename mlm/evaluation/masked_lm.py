@@ -34,7 +34,7 @@ from mlm.model.loss import summed_cross_entropy
 from mlm.tokenizer import load_tokenizer, num_ids
 
 VALIDATION_SEED = 20_181_011
-"""Seed of every validation mask, whatever the seed of the run: scores of different runs can be compared."""
+"""Seed of every validation mask, independent of the seed of the run, so that runs can be compared."""
 
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ def evaluate(config: EvaluateConfig) -> int:
     """Print the scores of a model on a text, or on a labelled file: the `evaluate` command.
 
     Raises:
-        InputError: no model or no text where the configuration says.
+        InputError: the model or the text does not exist, or the model has another head.
     """
     if config.input is not None:
         return evaluate_classifier(config)

@@ -134,7 +134,7 @@ def write_predictions(
     elif classifier.label_type == "multilabel":
         ambiguous = next((name for name in classifier.labels if separator in name), None)
         if ambiguous is not None:
-            raise InputError(f"label_separator={separator} stands in the label {ambiguous}; choose another")
+            raise InputError(f"label_separator={separator} is part of the label {ambiguous}; choose another")
         labels = [separator.join(of_text) for of_text in labels]
     with replacing(path, "place") as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -157,7 +157,7 @@ def predict(config: PredictConfig) -> int:
     """Label the rows of a file: the `predict` command.
 
     Raises:
-        InputError: the model is no classifier, or the file has no texts in the given columns.
+        InputError: the model is not a classifier, or the file has no texts in the given columns.
     """
     table = read_table(config.input, config.encoding)
     examples = read_examples(table, config.text_column, config.text_pair_column)

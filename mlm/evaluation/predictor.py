@@ -75,7 +75,7 @@ class Predictor:
             texts are cut, with a warning.
 
     Raises:
-        InputError: the folder is no model, its tokenizer does not fit, or max_length is too large for it.
+        InputError: the folder is not a model, its tokenizer does not fit, or max_length is too large for it.
     """
 
     def __init__(

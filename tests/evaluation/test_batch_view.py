@@ -93,7 +93,7 @@ def test_an_unknown_kind_of_vocabulary_has_a_space_between_tokens(tmp_path):
     rows = Rows(store, pack_documents(store.documents, 8, "isolate"), special, 8, "isolate")
     view = RowView(rows, tokenizer)
     ids = rows.render(np.array([0]))[0][0, :5]
-    assert [word for word, _ in view._words(ids, ids, {2})] == ["[CLS]", "a", "{b}", "c", "[SEP]"]
+    assert view._words(ids, ids, {2}) == ["[CLS]", "a", "{b}", "c", "[SEP]"]
 
 
 def test_lines_are_as_wide_as_the_terminal_and_colours_do_not_count(config):

@@ -134,7 +134,7 @@ def test_all_labels_of_a_text_are_written(build, run, documents, tmp_path):
 
 
 def test_separator_that_stands_in_a_label_is_refused(build, run, tmp_path):
-    with pytest.raises(InputError, match=r"label_separator=\| stands in the label b\|c; choose another"):
+    with pytest.raises(InputError, match=r"label_separator=\| is part of the label b\|c; choose another"):
         run(build(("a", "b|c"), "multilabel"), [{"text": "a"}])
     assert not (tmp_path / "out.csv").exists()
 

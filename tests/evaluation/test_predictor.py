@@ -126,9 +126,8 @@ def test_evaluating_a_classifier_reads_its_weights_once(build, table, monkeypatc
 
 def loaded_after(code: str) -> set[str]:
     """Return which of some slow packages a program has imported."""
-    code += (
-        "\nimport sys, json; print(json.dumps([*{'torch', 'torchmetrics', 'lightning'} & set(sys.modules)]))"
-    )
+    slow = "{'torch', 'torchmetrics', 'lightning'}"
+    code += f"\nimport json, sys\nprint(json.dumps([*{slow} & set(sys.modules)]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(json.loads(done.stdout.splitlines()[-1]))
 

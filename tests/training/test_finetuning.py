@@ -137,7 +137,7 @@ def test_a_run_learns_and_leaves_what_it_promises(tiny, capsys):
     assert {*expected.split(), "train_examples_per_second"} <= set(summary)
     assert (summary["task"], summary["seed"]) == ("train", 0)
     assert (summary["num_train_examples"], summary["num_validation_examples"]) == (128, 32)
-    assert list(summary["metrics"]) == ["accuracy", "f1", "matthews_correlation"]
+    assert list(summary["metrics"]) == ["accuracy", "f1", "matthews_correlation", "f1_macro", "roc_auc"]
     assert summary["metrics"]["accuracy"] > 0.9
     assert (summary["epoch"], summary["selection"]) == (6, "last epoch")
     assert sum(summary["predicted_counts"].values()) == 32
@@ -257,7 +257,7 @@ def test_numbers_are_fitted(tiny):
     config = tiny(files=files)
     finetune(config)
     summary = summary_of(config)
-    assert list(summary["metrics"]) == ["pearson", "spearman"]
+    assert list(summary["metrics"]) == ["pearson", "spearman", "mae", "rmse"]
     written = json.loads((folder_of(config) / "model" / "config.json").read_text())
     assert (written["problem_type"], written["id2label"]) == ("regression", {"0": "stars"})
     assert weights_of(config)["classifier.weight"].shape == (1, 32)
@@ -268,7 +268,7 @@ def test_several_labels_are_learnt(tiny, data, capsys):
     config = tiny(files=files, trainer={"max_epochs": 12, "keep": "best"}, optimizer={"lr": 1e-2})
     finetune(config)
     summary = summary_of(config)
-    assert list(summary["metrics"]) == ["f1_micro", "f1_macro", "subset_accuracy"]
+    assert list(summary["metrics"]) == ["f1_micro", "f1_macro", "subset_accuracy", "roc_auc"]
     assert summary["metrics"]["f1_micro"] > 0.9
     assert summary["selection"] == "best epoch by f1_micro on them"
     assert summary["test_metrics"] == pytest.approx(summary["metrics"])
@@ -417,7 +417,7 @@ def test_task_without_files_is_made_of_the_documentation(tiny):
     finetune(config)
     summary = summary_of(config)
     assert summary["task"] == "python-docs"
-    assert list(summary["metrics"]) == ["accuracy", "matthews_correlation"]
+    assert list(summary["metrics"]) == ["accuracy", "matthews_correlation", "f1_macro"]
     assert summary["labels"] == ["boat", "gull", "harbour", "keeper", "lamp", "neighbour"]
 
 
