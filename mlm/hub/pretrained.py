@@ -108,7 +108,7 @@ def load_classifier(
     is_classifier = family.is_classifier(written)
     if new is None and not is_classifier:
         found = ", ".join(map(str, written.get("architectures") or ["an encoder"]))
-        raise InputError(f"{folder} holds no classifier but {found}; `mlm finetune` makes one of it")
+        raise InputError(f"{folder} holds no classifier but {found}; mlm finetune makes one of it")
     own: ClassifierConfig | None = None
     with contextlib.suppress(*[InputError] if new else []):
         own = read_classifier_config(folder)
