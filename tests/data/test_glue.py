@@ -108,13 +108,8 @@ def test_odd_rows_of_qqp_are_left_out_and_told_elsewhere_they_are_an_error(glue_
             (b"not_entailment", b"maybe"),
             "line 3: label is 'maybe', not entailment or not",
         ),
-        (
-            "stsb",
-            "STS-B/dev.tsv",
-            (b"5.000", b"high"),
-            "line 3: score is 'high', which is not a finite number",
-        ),
-        ("stsb", "STS-B/dev.tsv", (b"5.000", b"nan"), "line 3: score is 'nan', which is not a finite number"),
+        ("stsb", "STS-B/dev.tsv", (b"5.000", b"high"), "line 3: score is 'high', which is no number"),
+        ("stsb", "STS-B/dev.tsv", (b"5.000", b"nan"), "line 3: score is 'nan', which is no number"),
         (
             "qnli",
             "QNLI/train.tsv",
