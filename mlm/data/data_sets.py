@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 
 def is_saved(names: set[str]) -> bool:
-    """Tell whether files of these names make a folder of `save_to_disk`."""
+    """Return whether files of these names make a folder of `save_to_disk`."""
     return SPLITS in names or {STATE, INFO} <= names
 
 
 def is_data_set(path: str) -> bool:
-    """Tell whether a path is a hub data set or a folder of `save_to_disk`."""
+    """Return whether a path is a hub data set or a folder of `save_to_disk`."""
     return path.startswith(HUB_PREFIX) or (os.path.isdir(path) and is_saved(set(os.listdir(path))))
 
 

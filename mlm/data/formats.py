@@ -2,7 +2,7 @@
 
     path or URL --fsspec--> stored bytes --decompress--> content --decode--> blocks of text --> documents
 
-- memory is bounded by the longest document, whatever the size of the file
+- memory is bounded by the longest document, for files of any size
 - the format follows the name (`FORMATS`, any case), the compression follows the content
 - a rule splits plain text into documents; `tables.py` reads files of rows
 - LF, CRLF and a lone CR end a line, nothing else does; a byte-order mark is dropped
@@ -181,7 +181,7 @@ class StoredBytes(io.RawIOBase):
 
 
 def decompressed(stored: Any) -> Any:
-    """Return a readable stream of the content of a buffered file, whatever the file is called."""
+    """Return a readable stream of the content of a buffered file; its name does not matter."""
     head = stored.peek(10)[:10]
     if head.startswith(b"\x1f\x8b"):
         return gzip.GzipFile(fileobj=stored)

@@ -88,7 +88,7 @@ class _Text:
                     return value
 
     def _may_be_cut(self, position: int) -> bool:
-        """Tell whether more text may cure an error: it is near the end, or at a string without an end."""
+        """Return whether more text may cure an error: it is near the end, or at a string without an end."""
         if position + TAIL > len(self._text) or self._text[position] != '"':
             return position + TAIL > len(self._text)
         try:

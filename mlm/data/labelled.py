@@ -118,14 +118,10 @@ class Table:
         return list(dict.fromkeys(key for _, row in self.rows for key in row))
 
     def texts(self, column: str, option: str) -> list[str]:
-        """Return the cells of a column of texts; they may be empty.
-
-        Args:
-            column: its name.
-            option: the flag that sets it.
+        """Return the cells of a column of texts, which the flag `option` sets; they may be empty.
 
         Raises:
-            InputError: there is no such column, or a cell is not text.
+            InputError: the column does not exist, or a cell is not text.
         """
         texts = []
         for place, value in self.cells(column, option):
@@ -136,10 +132,10 @@ class Table:
         return texts
 
     def cells(self, column: str, option: str) -> Iterator[tuple[str, Any]]:
-        """Yield place and value of each cell of a column.
+        """Yield place and value of each cell of a column, which the flag `option` sets.
 
         Raises:
-            InputError: there is no such column; lists the columns, and the option.
+            InputError: the column does not exist; lists the columns.
         """
         columns = self.columns
         if column not in columns:
@@ -153,10 +149,7 @@ class Table:
 def read_table(path: str, encoding: str = "utf-8", option: str = "--encoding") -> Table:
     """Read a file of rows, a URL, a folder of `save_to_disk` or a data set of the hub.
 
-    Args:
-        path: the file.
-        encoding: its encoding.
-        option: the flag that sets it.
+    The flag `option` sets the encoding.
 
     Raises:
         InputError: it is not a table, is empty, or cannot be read; names file and line.
@@ -261,9 +254,8 @@ def _labels(table: Table, config: LabelledConfig, labels: tuple[str, ...]) -> np
     cells, column = _cells(table, config), config.label_column
     if config.label_type == "regression":
         return label_numbers(cells, column)
-    return label_array(
-        label_ids(_names(table, config), labels, cells, column), config.label_type, len(labels)
-    )
+    ids = label_ids(_names(table, config), labels, cells, column)
+    return label_array(ids, config.label_type, len(labels))
 
 
 def _test(config: LabelledConfig, labels: tuple[str, ...]) -> Examples:

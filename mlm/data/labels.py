@@ -73,7 +73,7 @@ def _names(value: Any, where: str, separator: str) -> list[str]:
 
 
 def is_missing(value: Any) -> bool:
-    """Tell whether a cell is null, or NaN, which is how pandas writes null."""
+    """Return whether a cell is null, or NaN, which is how pandas writes null."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 

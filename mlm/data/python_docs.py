@@ -291,7 +291,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Tell sentences from names, code and formulas: most words are plain ones, enough of them common ones."""
+    """Return whether a paragraph is made of sentences: most words are plain, and enough of them common."""
     words = paragraph.split()
     if len(words) < MIN_PARAGRAPH_WORDS or len(max(words, key=len)) > MAX_WORD_LETTERS:
         return False

@@ -126,7 +126,7 @@ def source_files(source: SourceConfig) -> list[str]:
     a saved data set in splits, all but the split `train`.
 
     Raises:
-        InputError: there is no such path, or no file of a known format.
+        InputError: the path does not exist, or has no file of a known format.
     """
     with readable(source.path, Exception if not source.is_local else (OSError, ValueError)):
         return _local_files(source) if source.is_local else _url_files(source)

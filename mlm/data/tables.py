@@ -59,7 +59,7 @@ def row_documents(
         open_ended: whether later rows may have further columns, as in JSON.
 
     Raises:
-        InputError: there is no such column, or several may hold the text.
+        InputError: the column does not exist, or several may hold the text.
     """
     head = list(islice(rows, HEAD_ROWS))
     if not head:
@@ -100,7 +100,7 @@ def _choose_column(name: str, columns: list[str], worded: list[str], column: str
 
 
 def _is_words(value: Any) -> bool:
-    """Tell text from numbers written as text."""
+    """Return whether a value is text, and not a number written as text."""
     if not isinstance(value, str) or not value.strip():
         return False
     try:
@@ -249,7 +249,7 @@ def csv_rows(blocks: Iterator[str], name: str, tabs: bool, report: ReadReport | 
         if unquoted:
             cells = list(map(without_quotes, cells))
         if header is None:
-            header = _told_apart(cells) if any(map(str.strip, cells)) else None
+            header = _distinct_names(cells) if any(map(str.strip, cells)) else None
         elif len(cells) > len(header):
             report.bad_row(
                 f"{name}, line {lines.number}: {len(cells)} cells under {len(header)} columns; "
@@ -259,14 +259,14 @@ def csv_rows(blocks: Iterator[str], name: str, tabs: bool, report: ReadReport | 
             yield f"line {lines.number}", dict(zip(header, cells, strict=False))
 
 
-def _told_apart(header: list[str]) -> list[str]:
+def _distinct_names(header: list[str]) -> list[str]:
     """Number the columns that share a name, so that none hides another: `text` becomes `text (column 2)`."""
     times = Counter(header)
     return [f"{name} (column {number})" if times[name] > 1 else name for number, name in enumerate(header, 1)]
 
 
 def _is_plain_table(head: str) -> bool:
-    """Tell whether every line has the header's number of tabs, so that nothing needs quoting."""
+    """Return whether every line has the header's number of tabs, so that nothing needs quoting."""
     lines = head.split("\n")[:-1] or [head]
     return len({line.count("\t") for line in lines if line}) <= 1
 
