@@ -41,7 +41,7 @@ from mlm.training.epochs import Diverged
 from mlm.training.finetuning import finetune, forget
 from mlm.training.reporting import resolve_tracking
 from mlm.training.run_folder import keep_config, run_folder
-from mlm.training.suite_report import track, write_report
+from mlm.training.suite_report import write_report
 
 Json = dict[str, Any]
 SUMMARY = "summary.json"
@@ -200,7 +200,7 @@ def keep_point(folder: Path, tried: list[Json], number: int) -> Json:
 
 
 def grid_message(name: str, summary: Json) -> str:
-    """Return the score of every point and the place of the model, for a grid that is no part of a suite."""
+    """Return the score of every point and the place of the model, for a grid outside of a suite."""
     shown = ", ".join(f"{metric} {value:.4f}" for metric, value in summary["metrics"].items()) or "no score"
     lines = [f"\n{name}: task {summary['task']}, {shown}; {summary['selection']}\n"]
     for one in summary["grid"]:
@@ -306,7 +306,7 @@ def report(config: FinetuneConfig, folder: Path, runs: Sequence[FinetuneConfig])
     summaries = {task: [read_summary(run) for run in by_task[task]] for task in names}
     submission = submit(config, folder, summaries) if config.submit else None
     first = {task: by_task[task][0] for task in names}
-    track(config, folder, write_report(config, folder, first, summaries, submission))
+    write_report(config, folder, first, summaries, submission)
     if submission:
         print(f"submission      {submission['file']}")
         if submission["refused"]:

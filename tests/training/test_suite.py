@@ -423,6 +423,27 @@ def test_process_that_crashes_or_is_ended_stops_the_suite(tiny, caplog):
     assert not folder_of(good).exists()
 
 
+@pytest.mark.slow
+def test_sigterm_ends_the_runs_on_all_devices(tiny):
+    runs = [(run, run.task[0]) for run in units(tiny("sst2", "rte", trainer={"max_epochs": 100_000}))]
+    pid = os.fork()
+    if not pid:
+        try:
+            status = run_on_devices(runs, ["0", "1"])
+        except SystemExit as error:
+            status = error.code
+        os._exit(status)
+    started = [folder_of(run) / "metrics.csv" for run, _ in runs]
+    deadline = time.monotonic() + 240
+    while not all(path.exists() for path in started) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGTERM
+    for run, _ in runs:
+        assert f"stopped by signal {signal.SIGTERM:d}" in (folder_of(run).parent / "seed-0.log").read_text()
+        assert not (folder_of(run) / "summary.json").exists()
+
+
 def test_suite_whose_data_changed_does_not_continue(tiny, tmp_path):
     path = tmp_path / "own.csv"
     rows = [f"the lamp {number},{number % 2}" for number in range(20)]
