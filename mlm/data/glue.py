@@ -167,6 +167,7 @@ TASKS = {
         _PAIR,
         _THREE_WAY,
         {"diagnostic": GluePart(("diagnostic.tsv", "AX.tsv", "test.tsv"), "test", 1104, "AX")},
+        metrics=(),
         hub_texts=_NLI_PAIR,
         other_folder="diagnostic",
     ),

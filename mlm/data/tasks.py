@@ -1,4 +1,4 @@
-"""The task of a run: the user's own files, a task of GLUE, or one made of the Python documentation."""
+"""Choose the task of a run: the user's own files, a task of GLUE, or the built-in documentation task."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mlm.data.labelled import LabelledTask, hold_out, read_task, text_hashes
 
 
 def choose_task(config: FinetuneConfig, selects: bool = False) -> LabelledTask:
-    """Read the task that a configuration is about.
+    """Read the task of a configuration.
 
     Args:
-        config: names it.
-        selects: whether the scores choose something, an epoch or a point of a grid. With GLUE and
-            `selection=holdout` they are then those of a part held out of train, and dev is scored at the end.
+        config: the run.
+        selects: whether the validation scores choose an epoch or a point of a grid. With GLUE and
+            `selection=holdout` a part held out of train is then validated on, and dev is scored at the end.
 
     Raises:
         InputError: the examples cannot be read.
@@ -35,7 +35,7 @@ def choose_task(config: FinetuneConfig, selects: bool = False) -> LabelledTask:
 
 
 def with_holdout(task: LabelledTask, fraction: float) -> LabelledTask:
-    """Return a task that validates on a part of train, and scores its validation examples at the end."""
+    """Return the task with a part of train as validation set; the original one is scored at the end."""
     train, held_out = hold_out(task.train, fraction, task.name)
     where = f"{fraction:.0%} of train, chosen by a hash of the text"
     scored = {"": task.validation, **task.scored}
@@ -44,7 +44,7 @@ def with_holdout(task: LabelledTask, fraction: float) -> LabelledTask:
 
 
 def with_fewer(task: LabelledTask, most: int | None) -> LabelledTask:
-    """Return a task with at most so many training examples, those whose hash is smallest; None: all."""
+    """Return the task with at most `most` training examples, those with the smallest hashes; None: all."""
     if most is None or most >= len(task.train):
         return task
     chosen = np.argsort(text_hashes(task.train), kind="stable")[:most]

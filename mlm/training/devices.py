@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 import torch
 
@@ -46,7 +45,7 @@ def run_on_devices(runs: Sequence[tuple[FinetuneConfig, str]], devices: Sequence
     waiting, status = list(runs), 0
     running: dict[str, tuple[FinetuneConfig, subprocess.Popen[bytes]]] = {}
     # By default SIGTERM would end this process alone, and the others would continue.
-    before = signal.signal(signal.SIGTERM, _exit)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         while running or (waiting and not status):
             for device in devices:
@@ -63,10 +62,6 @@ def run_on_devices(runs: Sequence[tuple[FinetuneConfig, str]], devices: Sequence
             process.wait()
         signal.signal(signal.SIGTERM, before)
     return status
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def _start(run: FinetuneConfig, title: str, device: str) -> subprocess.Popen[bytes]:

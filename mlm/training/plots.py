@@ -53,13 +53,13 @@ def plot_confusion(confusion: npt.NDArray[np.int64], labels: list[str], path: Pa
 def plot_scores(tasks: Mapping[str, Any], averages: Mapping[str, Any], path: Path, title: str) -> None:
     """Draw the mean of every score with its standard deviation and the single runs, then the averages.
 
-    Bars with a failed run in them are hatched; scores are times 100, as in the table.
+    Bars that include a failed run are hatched; scores are times 100, as in the table.
 
     Args:
         tasks: as in `summarize`.
-        averages: as in `summarize`; those that cannot be given are left out.
-        path: the picture.
-        title: what it is of.
+        averages: as in `summarize`; those that lack scores are left out.
+        path: file of the picture.
+        title: its title.
     """
     bars = [
         (f"{task} {metric.replace('_', ' ')}", figures, facts["failed"].keys() & figures["by_seed"].keys())

@@ -18,9 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlm.config.errors import InputError
+from mlm.config.errors import InputError, require
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.glue import DIAGNOSTIC, FROM_MNLI, GLUE_TASKS, MNLI, Point
+from mlm.config.launch import launched
 from mlm.config.parse import log_to_stderr, read_group
 from mlm.config.suite import (
     DATA_FILE,
@@ -41,7 +42,7 @@ from mlm.training.datamodule import forget
 from mlm.training.devices import run_on_devices, visible_devices
 from mlm.training.finetuning import finetune
 from mlm.training.run_folder import keep_config, run_folder
-from mlm.training.suite_report import track, write_report
+from mlm.training.suite_report import write_report
 from mlm.training.tracking import resolve_tracking
 
 Json = dict[str, Any]
@@ -70,6 +71,13 @@ def finetune_all(config: FinetuneConfig) -> int:
     Raises:
         InputError: something the user has to change.
     """
+    if is_suite(config):
+        launch, devices = launched(), config.trainer.devices
+        alone = (launch is None or launch.world_size == 1) and devices in ("auto", 1)
+        hint = (
+            "does not fit several tasks or seeds, of which each runs on one device; leave it out, or run one"
+        )
+        require(alone, "trainer.devices", launch.world_size if launch else devices, hint)
     config = replace(config, logging=resolve_tracking(config.logging))
     try:
         if is_suite(config):
@@ -201,7 +209,7 @@ def keep_point(folder: Path, tried: list[Json], number: int) -> Json:
 
 
 def grid_message(name: str, summary: Json) -> str:
-    """Return the score of every point and the place of the model, for a grid that is no part of a suite."""
+    """Return the score of every point and the place of the model, for a grid outside of a suite."""
     shown = ", ".join(f"{metric} {value:.4f}" for metric, value in summary["metrics"].items()) or "no score"
     lines = [f"\n{name}: task {summary['task']}, {shown}; {summary['selection']}\n"]
     for one in summary["grid"]:
@@ -307,7 +315,7 @@ def report(config: FinetuneConfig, folder: Path, runs: Sequence[FinetuneConfig])
     summaries = {task: [read_summary(run) for run in by_task[task]] for task in names}
     submission = submit(config, folder, summaries) if config.submit else None
     first = {task: by_task[task][0] for task in names}
-    track(config, folder, write_report(config, folder, first, summaries, submission))
+    write_report(config, folder, first, summaries, submission)
     if submission:
         print(f"submission      {submission['file']}")
         if submission["refused"]:

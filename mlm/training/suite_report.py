@@ -1,4 +1,4 @@
-"""What is left of a suite when all its runs are done: a table, the same in JSON, a picture, a tracked run."""
+"""Report the runs of a suite: a table, the same in JSON, a picture, and a tracked run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mlm.config.parse import read_group, to_plain
 from mlm.config.suite import points
 from mlm.evaluation.glue_table import summarize
 from mlm.evaluation.suite_table import to_markdown
-from mlm.files import write_json as write_summary
+from mlm.files import write_json, write_text
 from mlm.training.plots import plot_scores
 from mlm.training.summary import git_commit
 from mlm.training.tracking import build_tracker, pretraining_run, track_picture, track_table
 
 Json = dict[str, Any]
 RECIPE = ("selection", "start_from_mnli", "recipes", "head", "optimizer", "schedule", "trainer")
-"""Keys that a file of `configs/finetune` decides, with `data.max_length`."""
+"""Keys that a file of `configs/finetune` sets, with `data.max_length`."""
 
 
 def write_report(
@@ -34,10 +34,8 @@ def write_report(
     units: Mapping[str, FinetuneConfig],
     runs: Mapping[str, Sequence[Json]],
     submission: Json | None,
-) -> Json:
-    """Write table, JSON and picture, print the table and where all is; return what the JSON holds.
-
-    GLUE's are called `glue`, those of one's own data `seeds`.
+) -> None:
+    """Write, print and track table and picture, called `glue`, or `seeds` for the user's own data.
 
     Args:
         config: the suite.
@@ -46,10 +44,10 @@ def write_report(
         runs: the summaries of the runs of each task.
         submission: facts about the file for the server; None: there is none.
     """
-    stem = stem_of(config)
+    stem, subject = ("glue", "GLUE") if config.task else ("seeds", next(iter(runs)))
     result: Json = {
         "name": config.name,
-        "title": config.name if config.task else next(iter(runs)),
+        "title": config.name if config.task else subject,
         "model": config.model,
         "protocol": protocol(config),
         "settings": settings_of(config, units, runs),
@@ -61,23 +59,17 @@ def write_report(
         result["submission"] = submission
     text = to_markdown(result)
     table, picture = folder / f"{stem}.md", folder / "plots" / f"{stem}.png"
-    table.write_text(text, encoding="utf-8")
+    write_text(table, text)
+    write_json(table.with_suffix(".json"), result)
     model = "/".join(Path(str(config.model)).parts[-2:])
-    title = f"{model}: {'GLUE' if config.task else next(iter(runs))}"
-    plot_scores(result["tasks"], result["averages"], picture, title)
-    write_summary(table.with_suffix(".json"), result)
+    plot_scores(result["tasks"], result["averages"], picture, f"{model}: {subject}")
     print(f"\n{text}\ntable           {table}, {table.with_suffix('.json')}")
     print(f"picture         {picture}")
-    return result
-
-
-def stem_of(config: FinetuneConfig) -> str:
-    """Return what the files of the report are called."""
-    return "glue" if config.task else "seeds"
+    track(config, folder, stem, result)
 
 
 def protocol(config: FinetuneConfig) -> str:
-    """Return in words what the runs of GLUE start from."""
+    """Return a sentence about the models that the runs start from."""
     if not config.task:
         return "Runs: the same data, another seed."
     from_mnli = "RTE, MRPC and STS-B from the model tuned on MNLI"
@@ -87,7 +79,7 @@ def protocol(config: FinetuneConfig) -> str:
 def settings_of(
     config: FinetuneConfig, units: Mapping[str, FinetuneConfig], runs: Mapping[str, Sequence[Json]]
 ) -> Json:
-    """Return how the scores came about: what holds for all runs, and what may differ by task."""
+    """Return the settings shared by all runs, and those that may differ by task."""
     sizes = (summary.get("num_encoder_parameters") for summaries in runs.values() for summary in summaries)
     versions = {"mlm": importlib.metadata.version("mlm"), "torch": torch.__version__}
     return {
@@ -105,7 +97,7 @@ def settings_of(
 
 
 def settings_of_task(unit: FinetuneConfig, runs: Sequence[Json]) -> Json:
-    """Return what a task is trained with; of a grid the values tried, and the one chosen with each seed."""
+    """Return the settings of a task; of a grid the values tried, and the one chosen with each seed."""
     settings: Json = {
         "optimizer.name": unit.optimizer.name,
         "optimizer.lr": unit.optimizer.lr,
@@ -123,11 +115,11 @@ def settings_of_task(unit: FinetuneConfig, runs: Sequence[Json]) -> Json:
 
 
 def recipe_of(config: FinetuneConfig) -> str | None:
-    """Return the shipped file whose settings these are, not one of them changed; None: there is none."""
+    """Return the shipped file that has exactly these settings; None: there is none."""
     for name in shipped_names("finetune"):
         try:
             shipped = read_group(FinetuneConfig, config_folder() / "finetune" / f"{name}.yaml")
-        except InputError:  # a file of the user's own beside ours
+        except InputError:  # the user's own file beside ours
             continue
         same = all(to_plain(getattr(config, key)) == to_plain(getattr(shipped, key)) for key in RECIPE)
         if same and config.data.max_length == shipped.data.max_length:
@@ -135,12 +127,12 @@ def recipe_of(config: FinetuneConfig) -> str | None:
     return None
 
 
-def track(config: FinetuneConfig, folder: Path, result: Json) -> None:
-    """Give table and picture to the tracker, in a run of their own beside those of the tasks."""
+def track(config: FinetuneConfig, folder: Path, stem: str, result: Json) -> None:
+    """Track table and picture in a run of their own, beside those of the tasks."""
     tracker = build_tracker(config, config.logging, folder, group=pretraining_run(str(config.model)))
     if not tracker:
         return
-    stem, columns = stem_of(config), ["task", "score", "mean", "std", "median", "n"]
+    columns = ["task", "score", "mean", "std", "median", "n"]
     rows = [
         [task, metric, *(figures[name] for name in columns[2:])]
         for task, facts in result["tasks"].items()

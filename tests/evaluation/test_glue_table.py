@@ -55,7 +55,7 @@ def test_averages_of_published_rows():
     assert averages_of(BERT_ROW)["official_nine"]["value"] == pytest.approx(79.6, abs=0.005)
 
 
-def test_average_with_a_hole_is_null_and_says_what_is_missing():
+def test_average_that_lacks_scores_is_null_and_lists_them():
     row = {task: metrics for task, metrics in HF_ROW.items() if task != "qnli"}
     row["mnli"] = {"accuracy": 83.91}
     found = averages_of(row)

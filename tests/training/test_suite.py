@@ -1,4 +1,4 @@
-"""Suites on a GLUE folder of a few sentences: what they leave, how they go on, grids, failures, devices."""
+"""Suites on a GLUE folder of a few sentences: files, continuing, grids, failures, devices."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Killed(run.Clock):
 
 
 @pytest.mark.parametrize("in_last_step", [False, True])
-def test_stopped_suite_goes_on_and_ends_as_if_it_had_not_been_stopped(tiny, monkeypatch, in_last_step):
+def test_stopped_suite_continues_and_ends_as_one_without_a_stop(tiny, monkeypatch, in_last_step):
     whole, stopped = (tiny("sst2", "rte", name=name, seeds=[1, 2]) for name in ("whole", "stopped"))
     finetune_all(whole)
     with monkeypatch.context() as patch:
@@ -186,7 +186,7 @@ def test_suite_grows_by_seeds_and_finished_runs_stay(tiny, caplog):
 
 
 @pytest.mark.parametrize("selection", ["holdout", "dev"])
-def test_grid_is_decided_by_what_is_asked_for(tiny, selection, capsys):
+def test_grid_is_decided_by_the_selection(tiny, selection, capsys):
     recipes = [TaskRecipe("all", lr=[1e-9, 3e-3, 1e-9], max_epochs=[6])]
     data = {"validation_fraction": 0.3}
     config = tiny("rte", recipes=recipes, selection=selection, data=data)
@@ -209,7 +209,7 @@ def test_grid_is_decided_by_what_is_asked_for(tiny, selection, capsys):
     assert [path.parent.name for path in folder.rglob("model")] == [config.name]
     assert summary["model_dir"] == str(folder / "model")
     assert "optimizer.lr 0.003, trainer.max_epochs 6: " in capsys.readouterr().out
-    # Stopped after the first point, it goes on with the second.
+    # Stopped after the first point, it continues with the second.
     first = folder / "point-1" / "summary.json"
     before, result = first.stat().st_mtime_ns, without_times(summary)
     for number in (2, 3):
@@ -245,7 +245,7 @@ def test_small_tasks_start_from_the_model_of_mnli(tiny):
     assert "RTE, MRPC and STS-B from the model tuned on MNLI" in (folder / "glue.md").read_text()
 
 
-def test_runs_that_fail_are_shown_and_the_others_go_on(tiny):
+def test_runs_that_fail_are_shown_and_the_others_continue(tiny):
     recipes = [TaskRecipe("wnli", lr=[1e30]), TaskRecipe("sst2", lr=[1e-9])]
     config = tiny("wnli", "sst2", "stsb", recipes=recipes, optimizer={"clip_norm": 0.0})
     assert finetune_all(config) == 0
@@ -272,7 +272,7 @@ def test_grid_of_which_every_point_fails_is_one_failed_run(tiny):
     assert [point["score"] for point in summary["grid"]] == [None, None]
 
 
-def test_checkpoint_with_another_order_of_labels_is_gone_on_with_by_name(tiny, tmp_path, tokenizer, glue_dir):
+def test_checkpoint_with_another_order_of_labels_is_matched_by_name(tiny, tmp_path, tokenizer, glue_dir):
     names = ("contradiction", "entailment", "neutral")
     torch.manual_seed(1)
     theirs = load_classifier(tmp_path / "encoder", ClassifierConfig(names))
@@ -323,7 +323,7 @@ def test_fewer_training_examples_are_the_same_ones_for_every_seed(tiny):
     assert "**Not the official dev sets: rte 12 of 277 rows of dev.**" in text
 
 
-def test_what_is_missing_is_told_before_anything_is_trained(tiny, glue_dir):
+def test_missing_files_are_errors_before_anything_is_trained(tiny, glue_dir):
     (glue_dir / "QQP" / "test.tsv").unlink()
     with pytest.raises(InputError, match=r"QQP has no test\.tsv"):
         finetune_all(tiny("all", submit=True))
@@ -349,7 +349,7 @@ def test_several_seeds_of_own_data(tiny, tmp_path):
     assert not list(folder.rglob("glue.*"))
 
 
-def test_seeds_share_the_tokenized_examples_and_another_suite_reads_its_files_anew(tiny, tmp_path, caplog):
+def test_seeds_share_the_tokenized_examples_and_another_suite_reads_its_files_again(tiny, tmp_path, caplog):
     path = tmp_path / "train.jsonl"
     rows = [{"text": f"the lamp {number} " * 6, "label": "yn"[number % 2]} for number in range(20)]
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -409,7 +409,7 @@ def test_runs_on_several_devices_end_as_one_after_another(tiny, caplog):
         assert f"title/{task}: accuracy" in (other.parent / "seed-0.log").read_text()
     assert "the loss is not finite" in read(folder_of(bad) / "summary.json")["failed"]
     failed = read(folder_of(wrong) / "summary.json")["failed"]
-    assert "config.json" in failed
+    assert "tokenizer.json: no such file" in failed
     assert f"{folder_of(wrong)} failed: {failed}" in caplog.text
 
 
@@ -423,7 +423,28 @@ def test_process_that_crashes_or_is_ended_stops_the_suite(tiny, caplog):
     assert not folder_of(good).exists()
 
 
-def test_suite_whose_data_changed_does_not_go_on(tiny, tmp_path):
+@pytest.mark.slow
+def test_sigterm_ends_the_runs_on_all_devices(tiny):
+    runs = [(run, run.task[0]) for run in units(tiny("sst2", "rte", trainer={"max_epochs": 100_000}))]
+    pid = os.fork()
+    if not pid:
+        try:
+            status = run_on_devices(runs, ["0", "1"])
+        except SystemExit as error:
+            status = error.code
+        os._exit(status)
+    started = [folder_of(run) / "metrics.csv" for run, _ in runs]
+    deadline = time.monotonic() + 240
+    while not all(path.exists() for path in started) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGTERM
+    for run, _ in runs:
+        assert f"stopped by signal {signal.SIGTERM:d}" in (folder_of(run).parent / "seed-0.log").read_text()
+        assert not (folder_of(run) / "summary.json").exists()
+
+
+def test_suite_whose_data_changed_does_not_continue(tiny, tmp_path):
     path = tmp_path / "own.csv"
     rows = [f"the lamp {number},{number % 2}" for number in range(20)]
     path.write_text("\n".join(["text,label", *rows]))
@@ -450,7 +471,7 @@ def test_run_with_a_damaged_summary_is_done_again(tiny, caplog, content):
     before = without_times(read(summary))
     summary.write_text(content)
     finetune_all(config)
-    assert f"{summary} is damaged: the run is done again" in caplog.text
+    assert f"{summary} is damaged: the run is repeated" in caplog.text
     assert without_times(read(summary)) == before
     assert read(folder_of(config) / "glue.json")["tasks"] == tables
 
@@ -468,6 +489,50 @@ def test_grid_with_damaged_summaries_keeps_its_best_point(tiny, caplog):
     assert without_times(read(folder / "summary.json")) == before
     assert (folder / "model" / "model.safetensors").read_bytes() == weights
     assert [path.parent for path in folder.rglob("model")] == [folder]
+
+
+@pytest.mark.parametrize("name", ["seed-1", "point-2"])
+def test_name_of_a_single_run_does_not_make_it_a_part_of_a_suite(tiny, capsys, name):
+    finetune_all(tiny("rte", name=name))
+    assert f"{name}: task rte, 1 epoch in" in capsys.readouterr().out
+    finetune_all(tiny("rte", name=f"{name}-grid", recipes=[TaskRecipe("rte", lr=[1e-9, 3e-3])]))
+    assert f"{name}-grid: task rte, accuracy" in capsys.readouterr().out
+
+
+def test_parts_of_a_suite_have_titles_and_no_summary_of_their_own(tiny, capsys, caplog):
+    recipes = [TaskRecipe("rte", lr=[1e-9, 3e-3])]
+    with caplog.at_level("INFO"):
+        finetune_all(tiny("rte", "wnli", recipes=recipes))
+    for title in ("suite/rte/seed-0/point-1", "suite/rte/seed-0/point-2", "suite/wnli/seed-0"):
+        assert f"{title}: accuracy" in caplog.text
+    assert ": task " not in capsys.readouterr().out
+
+
+def test_unfinished_run_resumes_if_it_has_a_checkpoint(tiny):
+    config = tiny("rte")
+    (folder_of(config) / "checkpoints").mkdir(parents=True)
+    (folder_of(config) / "metrics.csv").touch()
+    assert not start_or_resume(config).resume
+    assert not folder_of(config).exists()
+    checkpoint = folder_of(config) / "checkpoints" / "step-00000002.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    assert start_or_resume(config).resume
+    assert checkpoint.exists()
+
+
+def test_runs_of_an_earlier_version_are_compared_with_the_official_sizes(tiny):
+    config = tiny("rte", "mnli")
+    finetune_all(config)
+    for task in config.task:
+        path = folder_of(config) / task / "seed-0" / "summary.json"
+        summary = read(path)
+        assert summary.pop("dev_sizes")
+        path.write_text(json.dumps(summary))
+    finetune_all(config)
+    text = (folder_of(config) / "glue.md").read_text()
+    odd = "mnli 12 of 9,815 rows of dev_matched; rte 12 of 277 rows of dev"
+    assert f"**Not the official dev sets: {odd}.**" in text
 
 
 def test_damaged_start_of_a_run_is_done_again(tiny):

@@ -1,4 +1,4 @@
-"""What the report says of the settings, and the picture, looked at as pixels."""
+"""Settings in the report, and the pixels of its picture."""
 
 from __future__ import annotations
 
