@@ -34,7 +34,7 @@ from mlm.hub.pretrained import load_classifier, save_pretrained
 from mlm.model.heads import MaskedLM
 from mlm.training import run
 from mlm.training.devices import run_on_devices
-from mlm.training.suite import finetune_all
+from mlm.training.suite import finetune_all, start_or_resume
 from mlm.training.tracking import pretraining_run
 
 KEYS = {
@@ -439,9 +439,9 @@ def test_sigterm_ends_the_runs_on_all_devices(tiny):
         time.sleep(0.2)
     os.kill(pid, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGTERM
-    for run, _ in runs:
-        assert f"stopped by signal {signal.SIGTERM:d}" in (folder_of(run).parent / "seed-0.log").read_text()
-        assert not (folder_of(run) / "summary.json").exists()
+    for one, _ in runs:
+        assert f"stopped by signal {signal.SIGTERM:d}" in (folder_of(one).parent / "seed-0.log").read_text()
+        assert not (folder_of(one) / "summary.json").exists()
 
 
 def test_suite_whose_data_changed_does_not_continue(tiny, tmp_path):
