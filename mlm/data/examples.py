@@ -100,7 +100,7 @@ class EncodedExamples:
         """Return input_ids, attention_mask and token_type_ids of some rows, each (B, S) int64."""
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
-        shape = len(rows), int(lengths.max())
+        shape = len(rows), int(lengths.max(initial=1))  # a rank may have no row of a small batch
         ids, types, mask = (
             np.full(shape, self.pad, np.int64),
             np.zeros(shape, np.int64),
