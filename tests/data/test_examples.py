@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer
 
 from mlm.config.errors import InputError
-from mlm.data.examples import EpochSampler, batches_by_length, batches_in_order, encode_examples
+from mlm.data.examples import batches_by_length, batches_in_order, encode_examples
 from mlm.data.labelled import Examples
 from mlm.tokenizer import SpecialTokens
 
@@ -152,17 +152,6 @@ def test_grouping_by_length_saves_most_of_the_padding():
     assert padding(batches_by_length(LENGTHS, 32, 0, 0)) < 0.3 * padding(plain)
     firsts = [int(LENGTHS[rows].max()) for rows in batches_by_length(LENGTHS, 32, 0, 0)]
     assert firsts != sorted(firsts)
-
-
-def test_sampler_yields_epoch_after_epoch():
-    sampler = EpochSampler(LENGTHS[:100], 32, 5, 3)
-    batches = list(sampler)
-    assert len(batches) == len(sampler) == 12
-    assert sampler.steps_per_epoch == 4
-    for epoch in range(3):
-        expected = batches_by_length(LENGTHS[:100], 32, 5, epoch)
-        found = batches[4 * epoch : 4 * epoch + 4]
-        assert all((a == b).all() for a, b in zip(found, expected, strict=True))
 
 
 def test_long_texts_come_few_at_a_time():

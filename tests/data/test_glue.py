@@ -108,8 +108,13 @@ def test_odd_rows_of_qqp_are_skipped_with_a_warning_and_elsewhere_an_error(glue_
             (b"not_entailment", b"maybe"),
             "line 3: label is 'maybe', not entailment or not",
         ),
-        ("stsb", "STS-B/dev.tsv", (b"5.000", b"high"), "line 3: score is 'high', which is no number"),
-        ("stsb", "STS-B/dev.tsv", (b"5.000", b"nan"), "line 3: score is 'nan', which is no number"),
+        (
+            "stsb",
+            "STS-B/dev.tsv",
+            (b"5.000", b"high"),
+            "line 3: score is 'high', which is not a finite number",
+        ),
+        ("stsb", "STS-B/dev.tsv", (b"5.000", b"nan"), "line 3: score is 'nan', which is not a finite number"),
         (
             "qnli",
             "QNLI/train.tsv",
@@ -234,7 +239,7 @@ PAIRS = {"sentence1": ["a", "b"], "sentence2": ["c", "d"]}
         ("rte", {"label": [], "sentence1": [], "sentence2": []}, "has no rows"),
         ("stsb", {"label": [0.5, None]}, "row 2: label is missing"),
         ("stsb", {"label": [0.5, float("nan")]}, "row 2: label is missing"),
-        ("stsb", {"label": ["high", "low"]}, "row 1: label is 'high', which is no number"),
+        ("stsb", {"label": ["high", "low"]}, "row 1: label is 'high', which is not a finite number"),
     ],
 )
 def test_rows_of_a_copy_of_the_hub_are_checked(copy, name, columns, message):

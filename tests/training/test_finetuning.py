@@ -37,6 +37,7 @@ from mlm.hub.pretrained import load_classifier, read_classifier_config, save_pre
 from mlm.model.heads import MaskedLM
 from mlm.optim.schedule import learning_rate_factor
 from mlm.training import finetuning, run
+from mlm.training.datamodule import FinetuneDataModule
 from mlm.training.finetuning import build_model, finetune
 from mlm.training.reporting import read_metrics
 
@@ -591,3 +592,13 @@ def test_another_bound_than_epochs_ends_the_run_with_a_validation(tiny, bound):
     assert finetune(config) == 0
     assert [int(row["step"]) for row in metrics_of(config)] == [8, 11]
     assert summary_of(config)["epoch"] == 2
+
+
+def test_steps_take_the_batches_of_epoch_after_epoch(tiny):
+    data = FinetuneDataModule(tiny())
+    data.setup("fit")
+    assert data.steps_per_epoch == 8
+    lengths = data.parts.train.lengths
+    expected = [rows for epoch in range(3) for rows in batches_by_length(lengths, 16, 0, epoch)]
+    for step in [*range(24), 3]:  # in order, and back as a resumed run
+        assert data.step_rows(step, 16 * step).tolist() == expected[step].tolist()
