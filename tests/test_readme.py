@@ -51,7 +51,7 @@ def test_hub_data_sets_are_spelt_as_they_must_be():
 
 def test_the_mistake_in_the_readme_is_answered_as_shown(capsys):
     from mlm.config.experiment import PretrainConfig
-    from mlm.config.parse import parse_config
+    from mlm.startup.command import parse_config
 
     shown = re.search(r"\$ python train.py (.*)\n(train.py: error: .*)\n", (ROOT / "README.md").read_text())
     with pytest.raises(SystemExit) as stop:

@@ -6,11 +6,12 @@ for each task that wants something else. Several values of a key make a grid. No
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 from typing import Literal
 
 from mlm.config.errors import InputError, require
+from mlm.config.schema import schema
 from mlm.config.values import nearest
 
 GLUE_TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax")
@@ -27,7 +28,7 @@ Point = dict[str, float]
 """One combination of the values of a grid, by dotted key."""
 
 
-@dataclass
+@schema("recipes: ")
 class TaskRecipe:
     """What one task is trained with; several values of a key make a grid, none leave the key as it is."""
 
@@ -118,7 +119,7 @@ def check_tasks(tasks: list[str]) -> list[str]:
     for name in tasks:
         if name not in GLUE_TASKS:
             fix = nearest(name, list(GLUE_TASKS)) or f"; there are {', '.join(GLUE_TASKS)} and all"
-            raise InputError(f"task={name} is no task of GLUE{fix}")
+            raise InputError(f"task={name} is no task of GLUE{fix}", "task")
     require(len(set(tasks)) == len(tasks), "task", ",".join(tasks), "names a task twice")
     alone = DIAGNOSTIC in tasks and MNLI not in tasks
     require(not alone, "task", DIAGNOSTIC, "has nothing to train on: MNLI's model answers it; add mnli")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import IO, Any
 
-from mlm.config.data import HUB_PREFIX, SourceConfig
+from mlm.config.data import HUB_PREFIX, HubName, SourceConfig
 from mlm.config.errors import InputError
 from mlm.data.formats import ReadReport, one_line
 from mlm.data.tables import row_documents
@@ -93,12 +93,14 @@ def hub_documents(source: SourceConfig, report: ReadReport) -> Iterator[str]:
     Raises:
         InputError: the hub cannot be reached, or the data set cannot be read.
     """
-    name, config, split = _hub_parts(source.path)
+    name = HubName.parse(source.path)
     revision = hub_revision(source.path)
     try:
         import datasets
 
-        rows = datasets.load_dataset(name, config, split=split, streaming=True, revision=revision)
+        rows = datasets.load_dataset(
+            name.repository, name.config, split=name.split or "train", streaming=True, revision=revision
+        )
         numbered = zip((f"row {number}" for number in count(1)), rows, strict=False)
         yield from row_documents(numbered, source.path, source.text_column, report)
     except InputError:
@@ -109,15 +111,7 @@ def hub_documents(source: SourceConfig, report: ReadReport) -> Iterator[str]:
 
 def hub_repository(path: str) -> str:
     """Return the name under which all configurations and splits of a data set stand."""
-    return f"{HUB_PREFIX}{_hub_parts(path)[0]}"
-
-
-def _hub_parts(path: str) -> tuple[str, str | None, str]:
-    """Return name, configuration and split of a data set."""
-    match = re.fullmatch(r"hub:([^@:]+)(?:@([^:]+))?(?::(.+))?", path)
-    if not match:
-        raise InputError(f"{path}: is not of the form hub:OWNER/NAME[@CONFIG][:SPLIT]")
-    return match[1], match[2], match[3] or "train"
+    return f"{HUB_PREFIX}{HubName.parse(path).repository}"
 
 
 def hub_revision(path: str) -> str:
@@ -130,7 +124,7 @@ def hub_revision(path: str) -> str:
     """
     from huggingface_hub import HfApi
 
-    name = _hub_parts(path)[0]
+    name = HubName.parse(path).repository
     try:
         return str(HfApi().dataset_info(name, timeout=HUB_TIMEOUT_S).sha)
     except Exception as error:  # as in hub_documents

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from mlm.config.embed import EmbedConfig
 from mlm.config.errors import InputError
+from mlm.config.evaluation import EmbedConfig
 from mlm.cores import share_cores
 from mlm.data.examples import EncodedExamples, batches_in_order, encode_examples
 from mlm.data.labelled import Examples, read_texts

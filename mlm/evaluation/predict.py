@@ -23,7 +23,6 @@ from torch import Tensor
 
 from mlm.config.errors import InputError, require
 from mlm.config.evaluation import Devices, PredictConfig
-from mlm.config.launch import command_for, launched
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.cores import share_cores
 from mlm.data.examples import EncodedExamples, LabelledBatch, batches_in_order, encode_examples
@@ -31,6 +30,7 @@ from mlm.data.labelled import Examples, Table, read_table
 from mlm.files import replacing
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_classifier, read_classifier_config
+from mlm.launch import command_for, launched
 from mlm.model.heads import SequenceClassifier
 from mlm.tokenizer import load_tokenizer, num_ids
 

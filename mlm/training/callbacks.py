@@ -20,11 +20,11 @@ from torch import Tensor
 
 from mlm.config.errors import InputError
 from mlm.config.experiment import PretrainConfig
-from mlm.config.launch import is_first_process
 from mlm.config.training import TrainerConfig
 from mlm.data.collate import Rows
 from mlm.data.sampler import TrainingSampler
 from mlm.evaluation.masked_lm import MaskedLMScores, score_batches
+from mlm.launch import is_first_process
 from mlm.optim.schedule import warmup_steps
 from mlm.training.checkpoint import checkpoint_path, checkpoint_step, saved_checkpoints
 from mlm.training.sharding import ShardedStrategy, keep_company

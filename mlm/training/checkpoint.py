@@ -16,7 +16,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from mlm.config.errors import InputError
-from mlm.config.launch import is_first_process
+from mlm.launch import is_first_process
 
 NEEDED = {
     "state_dict": dict,

@@ -16,7 +16,8 @@ from types import FrameType
 import torch
 
 from mlm.config.finetune import FinetuneConfig
-from mlm.config.parse import save_config
+from mlm.config.parse import dump_config
+from mlm.files import write_text
 from mlm.training.trainer import resolve_accelerator
 
 USER_ERROR = 2
@@ -88,7 +89,7 @@ def _run_process(
     folder = Path(run.runs_dir)
     folder.mkdir(parents=True, exist_ok=True)
     settings, output = folder / f"{run.name}.yaml", folder / f"{run.name}.log"
-    save_config(run, settings)
+    write_text(settings, dump_config(run))
     log.info("%s/%s on device %s; output: %s", folder, run.name, device, output)
     with output.open("wb") as file:
         process = subprocess.Popen(

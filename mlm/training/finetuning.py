@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from mlm.config.errors import InputError
 from mlm.config.files import find_config
-from mlm.config.finetune import SCRATCH, FinetuneConfig, is_model
+from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.config.parse import read_group, to_plain
 from mlm.counter import random_bits
@@ -43,6 +43,7 @@ from mlm.model.heads import SequenceClassifier
 from mlm.model.loss import mean_loss
 from mlm.optim.optimizer import build_optimizer, set_learning_rate
 from mlm.optim.schedule import learning_rate_factor, warmup_steps
+from mlm.startup.checks import is_model
 from mlm.tokenizer import load_tokenizer, num_ids, tokenizer_digest
 from mlm.training.callbacks import Progress
 from mlm.training.epochs import EpochTable, EpochValidation, Stopwatch

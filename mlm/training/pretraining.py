@@ -21,7 +21,6 @@ from torch import Tensor
 
 from mlm.config.errors import DiskError, InputError
 from mlm.config.experiment import PretrainConfig
-from mlm.config.launch import is_first_process
 from mlm.config.model import ModelConfig
 from mlm.config.parse import to_plain
 from mlm.counter import random_bits
@@ -29,6 +28,7 @@ from mlm.data.collate import MaskedBatch
 from mlm.data.corpus import ROWS_VERSION, Corpus, prepare_corpus
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_masked_lm
+from mlm.launch import is_first_process
 from mlm.model.attention import matrix_blocks
 from mlm.model.heads import MaskedLM, rule_out_unused_ids
 from mlm.model.loss import summed_cross_entropy

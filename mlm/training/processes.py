@@ -28,7 +28,7 @@ from lightning.fabric.plugins.environments import (
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import Tensor
 
-from mlm.config.launch import launched
+from mlm.launch import launched
 
 LOOK_EVERY_S = 0.3
 """Seconds between two looks at another process."""

@@ -25,10 +25,10 @@ from tqdm import tqdm
 
 from mlm.config.errors import InputError
 from mlm.config.experiment import RunConfig
-from mlm.config.launch import is_first_process
 from mlm.config.parse import to_plain
 from mlm.config.training import LoggingConfig
 from mlm.cores import busy_seconds, cores_to_run_on
+from mlm.launch import is_first_process
 from mlm.training.callbacks import Progress, StepCallback
 from mlm.training.tracked import tracked_step
 

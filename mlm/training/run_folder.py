@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -18,9 +17,11 @@ from filelock import FileLock, Timeout
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from mlm.config.errors import InputError, in_words
-from mlm.config.experiment import RUN_NAME, RunConfig
-from mlm.config.launch import command_for, is_first_process
-from mlm.config.parse import flatten, save_config
+from mlm.config.experiment import RunConfig
+from mlm.config.parse import dump_config, flatten
+from mlm.files import write_text
+from mlm.launch import command_for, is_first_process
+from mlm.startup.runs import hand_over_name
 
 METRICS = "metrics.csv"
 """Written from the first step on: a folder with one in it is never removed."""
@@ -45,7 +46,7 @@ def run_folder(config: RunConfig) -> Iterator[Path]:
     runs_dir.mkdir(parents=True, exist_ok=True)
     folder = _make(runs_dir, config)
     try:
-        with _locked(folder), logging_redirect_tqdm():
+        with _locked(folder), hand_over_name(folder.name), logging_redirect_tqdm():
             for left in folder.glob(".config.new.yaml.*"):  # by a process that was killed
                 left.unlink()
             if not (folder / "config.yaml").exists():
@@ -70,7 +71,6 @@ def _make(runs_dir: Path, config: RunConfig) -> Path:
     for number in count(2):
         with suppress(FileExistsError):
             (runs_dir / str(config.name)).mkdir()
-            os.environ[RUN_NAME] = str(config.name)
             return runs_dir / str(config.name)
         if not chosen_by_us:
             break
@@ -98,7 +98,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def keep_config(config: RunConfig, folder: Path) -> None:
     """Write the configuration into the run folder; an earlier, different one is kept and the change told."""
     path, new = folder / "config.yaml", folder / "config.new.yaml"
-    save_config(replace(config, resume=False), new)
+    write_text(new, dump_config(replace(config, resume=False)))
     before, after = (_values(file if file.exists() else new) for file in (path, new))
     changes = [
         f"{key}: {in_words(before.get(key))} -> {in_words(after.get(key))}"

@@ -19,19 +19,11 @@ from typing import Any
 from mlm.config.errors import InputError
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.glue import DIAGNOSTIC, FROM_MNLI, GLUE_TASKS, MNLI, Point
-from mlm.config.suite import (
-    DATA_FILE,
-    OWN_DATA,
-    at_point,
-    data_digests,
-    is_suite,
-    points,
-    read_digests,
-    units,
-)
+from mlm.config.suite import OWN_DATA, at_point, is_suite, points, units
 from mlm.data.glue import check_parts, submitted_parts, warn_of_sizes
 from mlm.data.glue_sizes import odd_size
 from mlm.evaluation.submission import answer, answer_table, write_submission
+from mlm.startup.suite import DATA_FILE, data_digests, read_digests
 from mlm.training.devices import run_on_devices, visible_devices
 from mlm.training.epochs import Diverged
 from mlm.training.finetuning import finetune, forget

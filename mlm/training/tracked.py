@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from mlm.config.launch import is_first_process
 from mlm.config.training import LoggingConfig
+from mlm.launch import is_first_process
 
 BLOCK = 2**15
 TAIL = 2**20

@@ -13,9 +13,9 @@ import torch
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 
 from mlm.config.errors import InputError, require
-from mlm.config.launch import launched
 from mlm.config.training import TrainerConfig
 from mlm.cores import share_cores
+from mlm.launch import launched
 from mlm.training.checkpoint import AtomicCheckpointIO
 from mlm.training.processes import Launcher, cluster_environment, join_after_restart
 from mlm.training.sharding import ShardedStrategy

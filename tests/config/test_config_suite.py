@@ -15,8 +15,10 @@ from mlm.config.finetune import FinetuneConfig, LabelledConfig
 from mlm.config.glue import GLUE_TASKS, TaskRecipe, check_tasks
 from mlm.config.help import format_help
 from mlm.config.keys import Keys, read_file
-from mlm.config.parse import parse_config, save_config
-from mlm.config.suite import at_point, data_digests, goes_on, is_suite, points, units
+from mlm.config.parse import dump_config
+from mlm.config.suite import at_point, goes_on, is_suite, points, units
+from mlm.startup.command import parse_config
+from mlm.startup.suite import data_digests
 
 RECIPES = [path.stem for path in (config_folder() / "finetune").glob("*.yaml") if path.stem != "default"]
 
@@ -124,7 +126,7 @@ def test_flags_win_over_recipes():
 
 def test_configuration_of_a_run_of_a_suite_is_read_back(tmp_path):
     for unit in units(parse("--config", "modernbert", "--task", "cola,mnli", "--seeds", "1,2")):
-        save_config(unit, tmp_path / "unit.yaml")
+        (tmp_path / "unit.yaml").write_text(dump_config(unit))
         assert parse_config(FinetuneConfig, ["--config", str(tmp_path / "unit.yaml")], prog="x") == unit
 
 
@@ -214,7 +216,7 @@ def test_suite_goes_on_with_the_same_options_only(capsys):
     words = ["--task", "cola,rte", "--seeds", "1"]
     config = parse(*words)
     Path("runs/x").mkdir(parents=True)
-    save_config(config, "runs/x/config.yaml")
+    Path("runs/x/config.yaml").write_text(dump_config(config))
     assert parse(*words) == config
     assert parse("--task", "cola,rte,wnli", "--seeds", "1,2", "--logging.wandb", "disabled").seeds == [1, 2]
     assert refusal(capsys, *words, "--optimizer.lr", "1e-5") == (
@@ -223,14 +225,15 @@ def test_suite_goes_on_with_the_same_options_only(capsys):
     )
     assert "recipes=[{'task': 'rte'" in refusal(capsys, *words, "--recipes", "{task: rte, lr: [1e-5]}")
     assert "selection=dev, but" in refusal(capsys, *words, "--selection", "dev")
-    assert "the run folder runs/x exists; take another --name\n" in refusal(capsys, "--task", "cola")
+    exists = "the run folder runs/x exists; take another --name, or go on with --resume\n"
+    assert exists in refusal(capsys, "--task", "cola")
 
 
 def started(*words):
     """Leave what `parse` of these words would be started as."""
     shutil.rmtree("runs", ignore_errors=True)
     Path("runs/x").mkdir(parents=True)
-    save_config(parse_new(*words), "runs/x/config.yaml")
+    Path("runs/x/config.yaml").write_text(dump_config(parse_new(*words)))
 
 
 def parse_new(*words):
@@ -334,7 +337,7 @@ def test_grid_of_a_single_run_goes_on_too():
 
 def test_help_fits_two_screens(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    text = format_help(FinetuneConfig, "finetune.py", Keys.of(FinetuneConfig))
+    text = format_help(FinetuneConfig, "finetune.py")
     assert len(text.splitlines()) <= 140
     assert all(name in text for name in ("--task", "--recipes", "mosaicbert", "--data.max_train_examples"))
 

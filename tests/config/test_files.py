@@ -7,7 +7,8 @@ import pytest
 
 from mlm.config import files
 from mlm.config.errors import InputError
-from mlm.config.files import check_output, config_folder, find_config, load_yaml, read_tree, shipped_names
+from mlm.config.files import config_folder, find_config, load_yaml, read_tree, shipped_names
+from mlm.startup.checks import check_output
 
 
 def read(path, text, encoding="utf-8"):
