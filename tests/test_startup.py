@@ -163,3 +163,51 @@ def test_closed_output_is_no_error():
     command = f'{sys.executable} -c "{code}" | head -c 1; exit ${{PIPESTATUS[0]}}'
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (1, "x", "")
+
+
+@pytest.mark.parametrize(
+    ("make", "words", "message"),
+    [
+        (Path.touch, [], "runs_dir=there cannot be a folder: {path} is none; name another"),
+        (Path.touch, ["--runs_dir", "there/runs"], "runs_dir=there/runs cannot be a folder: {path} is none"),
+        (lambda path: path.symlink_to("nowhere"), [], "runs_dir=there cannot be a folder: {path} is none"),
+    ],
+)
+def test_place_of_runs_that_is_no_folder_is_a_mistake_of_the_user(capsys, tmp_path, make, words, message):
+    make(Path("there"))
+    with pytest.raises(SystemExit) as stop:
+        parse_config(PretrainConfig, ["--runs_dir", "there", *words], prog="train.py")
+    assert stop.value.code == 2
+    line = capsys.readouterr().err
+    assert line.startswith("train.py: error: " + message.format(path=tmp_path / "there"))
+    assert line.count("\n") == 1
+
+
+def test_files_and_folders_without_permission_are_a_mistake_of_the_user(capsys, monkeypatch):
+    """A superuser may read and write everything: the answer of the system is made up."""
+    Path("data.csv").write_text("text,label\n")
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    words = ["--model", "model", "--data.train", "data.csv"]
+    for config, given, message in (
+        (FinetuneConfig, words, "data.train=data.csv cannot be read: no permission"),
+        (PretrainConfig, [], "runs_dir=runs cannot be written: no permission in "),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            parse_config(config, given, prog="prog")
+        assert stop.value.code == 2
+        assert capsys.readouterr().err.startswith(f"prog: error: {message}")
+
+
+def test_configuration_that_cannot_be_read_is_a_mistake_of_the_user(capsys, monkeypatch):
+    Path("my.yaml").write_text("seed: 1\n")
+
+    def refuse(path, *args, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(SystemExit) as stop:
+        parse_config(PretrainConfig, ["-c", "my.yaml"], prog="prog")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "prog: error: my.yaml: cannot be read: Permission denied\n"

@@ -105,6 +105,7 @@ def explain(error: ValidationError, cls: Any, group: str = "") -> InputError:
         group: see `schema`.
     """
     problems = error.errors(include_url=False)
+    problems.sort(key=lambda problem: problem["type"] != _UNKNOWN)  # a misspelt key explains a missing one
     cause = problems[0].get("ctx", {}).get("error")
     if isinstance(cause, InputError):
         return cause
@@ -115,6 +116,7 @@ def explain(error: ValidationError, cls: Any, group: str = "") -> InputError:
     return _describe_problem(problem, *spots[0])
 
 
+_UNKNOWN = "unexpected_keyword_argument"
 _RULES = (
     *("greater_than", "greater_than_equal", "less_than", "less_than_equal"),
     *("finite_number", "value_error"),
@@ -126,7 +128,7 @@ def _describe_problem(problem: Any, key: str, where: str, annotation: Any) -> In
     last = problem["loc"][-1] if problem["loc"] else ""
     is_entry = key != where
     names = [one.name for one in fields(annotation)] if is_dataclass(annotation) else []
-    if kind == "unexpected_keyword_argument":
+    if kind == _UNKNOWN:
         fix = nearest(last, names) or f"; there are {', '.join(names)}"
         place = where.rstrip(".: ")
         return WrongType(f"{place}{': ' if place else ''}unknown key {last}{fix}", key)

@@ -23,7 +23,7 @@ from mlm.data.encoding import DocumentEncoder
 from mlm.data.sampler import BLOCK_ROWS
 from mlm.data.store import TokenStore
 from mlm.data.text import Text
-from mlm.files import format_bytes, replacing
+from mlm.files import disk_errors, format_bytes, replacing
 from mlm.tokenizer import (
     SpecialTokens,
     encode_documents,
@@ -110,7 +110,8 @@ def train(config: TokenizerTrainConfig) -> None:
     for report in text.reports:
         log.info("%s", report.summary())
     file = Path(config.output) / "tokenizer.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(file, "place"):
+        file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file, "place") as temporary:
         temporary.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     print(f"{file}: {tokenizer.get_vocab_size():,} entries, digest {tokenizer_digest(tokenizer)}")

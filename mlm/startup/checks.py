@@ -120,6 +120,7 @@ def _(config: TokenizerTrainConfig) -> None:
     check_sources(config.data.sources)
     there = Path(config.output, "tokenizer.json").exists()
     require(not there, "output", config.output, "holds a tokenizer.json already; name another folder")
+    check_folder("output", config.output)
 
 
 @check_files.register
@@ -145,8 +146,10 @@ def check_run(config: object) -> None:
         if is_unbegun(folder):
             return
     # When the other processes look, the first one may have made the folder already.
-    if is_first_process() and not config.resume and folder.exists():
-        raise InputError(f"the run folder {folder} exists; take another --name, or go on with --resume")
+    if is_first_process() and not config.resume:
+        if folder.exists():
+            raise InputError(f"the run folder {folder} exists; take another --name, or go on with --resume")
+        check_folder("runs_dir", config.runs_dir)
 
 
 def check_launch(trainer: BaseTrainerConfig) -> None:
@@ -233,6 +236,19 @@ def check_text_file(key: str, path: str) -> None:
     """
     require(Path(path).is_file(), key, path, f"is no file; looked in {os.getcwd()}")
     require(os.access(path, os.R_OK), key, path, "cannot be read: no permission")
+
+
+def check_folder(key: str, path: str) -> None:
+    """Check that a folder can be made, or written into if it exists.
+
+    Raises:
+        InputError: a file has its name or that of a folder above, or there is no permission.
+    """
+    parents = (Path(path).absolute(), *Path(path).absolute().parents)
+    existing = next(parent for parent in parents if os.path.lexists(parent))
+    require(existing.is_dir(), key, path, f"cannot be a folder: {existing} is none; name another")
+    writable = os.access(existing, os.W_OK)
+    require(writable, key, path, f"cannot be written: no permission in {existing}; name another")
 
 
 def check_output(key: str, path: str, *inputs: str) -> None:

@@ -19,7 +19,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from mlm.config.errors import InputError, in_words
 from mlm.config.experiment import RunConfig
 from mlm.config.parse import dump_config, flatten
-from mlm.files import write_text
+from mlm.files import disk_errors, write_text
 from mlm.launch import command_for, is_first_process
 from mlm.startup.runs import hand_over_name
 
@@ -43,8 +43,9 @@ def run_folder(config: RunConfig) -> Iterator[Path]:
     if not is_first_process():  # the first one did all this
         yield runs_dir / str(config.name)
         return
-    runs_dir.mkdir(parents=True, exist_ok=True)
-    folder = _make(runs_dir, config)
+    with disk_errors(runs_dir, "place with --runs_dir"):
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        folder = _make(runs_dir, config)
     try:
         with _locked(folder), hand_over_name(folder.name), logging_redirect_tqdm():
             for left in folder.glob(".config.new.yaml.*"):  # by a process that was killed

@@ -27,6 +27,7 @@ import pytest
 from mlm.config.data import SourceConfig
 from mlm.config.errors import InputError
 from mlm.data import sources
+from mlm.data.remote import hub_repository
 from mlm.data.sources import (
     DigestCache,
     ReadReport,
@@ -377,8 +378,12 @@ def test_bad_urls_are_errors(server: str) -> None:
 
 
 def test_hub_names_are_checked() -> None:
-    with pytest.raises(InputError, match=r"hub:: is not of the form hub:OWNER/NAME"):
+    with pytest.raises(InputError, match=r"hub: is not of the form hub:OWNER/NAME\[@CONFIG\]\[:SPLIT\]"):
         read("hub:")
+    for path in ("hub:a/b@c@d", "hub:a", "hub:a/b@", "hub:a/b:"):
+        with pytest.raises(InputError, match="is not of the form hub:OWNER/NAME"):
+            hub_repository(path)
+    assert hub_repository("hub:a/b@c:train[:1%]") == "hub:a/b"
     assert source_size(SourceConfig("hub:a/b")) is None
 
 
