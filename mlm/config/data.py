@@ -1,4 +1,4 @@
-"""What is read, how it is cut into tokens and rows, and which tokens are hidden."""
+"""Texts, their tokens and rows, and which tokens are masked."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ class SourceConfig:
     encoding: str = "utf-8"
     """Text encoding of the files."""
     encoding_errors: Literal["strict", "replace"] = "strict"
-    """What to do at bytes that are not in the encoding: stop, or put U+FFFD and count them."""
+    """At bytes that are not in the encoding: stop, or put U+FFFD and count them."""
     format: FileFormat | None = None
-    """Format of the files; null: what their names say."""
+    """Format of the files; null: by their names."""
     weight: float | None = None
     """Share of the training tokens, relative to the other sources; null: as much as there is."""
 
     def __post_init__(self) -> None:
         place, weight = f"data.sources: {self.path}:", self.weight
         require(weight is None or weight > 0, f"{place} weight", weight, "must be above 0, or null")
-        hint = "is no encoding of text that Python knows; try utf-8 or latin-1"
+        hint = "is not a text encoding that Python knows; try utf-8 or latin-1"
         require(is_encoding(self.encoding), f"{place} encoding", self.encoding, hint)
 
     @property
@@ -103,15 +103,15 @@ class CorpusConfig:
     max_documents: Positive | None = None
     """Read only the first documents of the corpus; null: all."""
     min_length: Positive | None = None
-    """Leave out documents of fewer characters; null: none."""
+    """Skip documents of fewer characters; null: none."""
     max_length: Positive | None = None
-    """Leave out documents of more characters; null: none."""
+    """Skip documents of more characters; null: none."""
     deduplicate: Literal["none", "exact", "near"] = "none"
     """Of equal documents keep the first; near: of similar ones too."""
     near_similarity: UpToOne = 0.8
     """Share of common five-token runs from which documents are similar."""
     skip_bad_rows: bool = False
-    """Leave out and count rows that cannot be read; false: stop at the first."""
+    """Skip and count rows that cannot be read; false: stop at the first."""
     num_proc: Positive | None = None
     """Processes that read and tokenize; null: all cores."""
     num_workers: NonNegative | None = None

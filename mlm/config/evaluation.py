@@ -31,7 +31,7 @@ class EvaluateConfig:
     label_column: str = "label"
     """Column of the label; classes are matched by name."""
     label_separator: Separator = "|"
-    """Stands between the labels of a text that may have several."""
+    """Character between the labels of a text that may have several."""
     encoding: Encoding = "utf-8"
     """Text encoding of input."""
     max_length: RowLength | None = None
@@ -64,7 +64,7 @@ class PredictConfig:
     model: UserPath
     """Model folder that `mlm finetune` wrote."""
     input: UserPath
-    """csv, tsv, jsonl, json or parquet file; labels in it are not looked at."""
+    """csv, tsv, jsonl, json or parquet file; labels in it are ignored."""
     output: UserPath
     """CSV file to write: row, label, and a column of probabilities for each class."""
     text_column: str = "text"

@@ -41,7 +41,7 @@ class RunConfig:
     seed: NonNegative = 0
     """Decides initial weights, order of rows, masks and dropout."""
     resume: bool | Literal["auto"] = False
-    """Go on with a stopped run: name, else the newest unfinished; auto: or start name."""
+    """Continue a stopped run: name, else the newest unfinished one; auto: start name if it is new."""
 
 
 @schema()
@@ -50,6 +50,9 @@ class PretrainConfig(RunConfig):
 
     Example: python train.py --config bert-mini --data.sources my_texts/ --trainer.max_time 5m --name first
     """
+
+    shipped_kind: ClassVar[str] = "pretrain"
+    """Sub-folder of the shipped files that `--config` searches."""
 
     init: UserPath | None = None
     """Model folder or hub's OWNER/NAME to start from, with its tokenizer."""
@@ -92,9 +95,6 @@ class PlanConfig(PretrainConfig):
     Example: mlm plan --config bert-mini --model bert-base --trainer.max_tokens 1e9
     """
 
-    shipped_kind: ClassVar[str] = "pretrain"
-    """Sub-folder of the shipped files that `--config` searches."""
-
 
 @schema()
 class InspectConfig(PretrainConfig):
@@ -102,9 +102,6 @@ class InspectConfig(PretrainConfig):
 
     Example: mlm inspect --config bert-mini --data.sources my_texts/ --masking.strategy span --step 100
     """
-
-    shipped_kind: ClassVar[str] = "pretrain"
-    """Sub-folder of the shipped files that `--config` searches."""
 
     step: NonNegative = 0
     """The optimizer step whose batch is shown."""

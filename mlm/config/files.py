@@ -105,7 +105,9 @@ def mapping_items(node: yaml.Node | None, where: str) -> Iterator[tuple[str, yam
         key, place = str(key_node.value), _place(where, key_node.start_mark.line)
         if key in places:
             first = places[key].removesuffix(": ")
-            raise InputError(f"{place}{key} stands twice{f' (first in {first})' if first else ''}; keep one")
+            raise InputError(
+                f"{place}{key} is given twice{f' (first in {first})' if first else ''}; keep one"
+            )
         places[key] = place
         yield key, value, place
 

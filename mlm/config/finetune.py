@@ -1,7 +1,7 @@
-"""Fine-tuning on labelled texts: what the command can be told.
+"""The options of fine-tuning on labelled texts.
 
 Groups whose defaults differ from pretraining's are subclasses, so that `--help` and YAML show the right ones.
-A configuration may stand for several runs; `suite.py` tells which.
+A configuration may mean several runs; `suite.py` lists them.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class LabelledConfig:
     label_column: str = "label"
     """Column of the label."""
     label_type: LabelType = "classification"
-    """A label is a class, a number to come close to, or any number of classes."""
+    """A label is a class, a number (regression), or any number of classes (multilabel)."""
     label_separator: Separator = "|"
-    """Stands between the labels of a multilabel row; a list in jsonl needs none."""
+    """Character between the labels of a multilabel row; a list in jsonl needs none."""
     encoding: Encoding = "utf-8"
     """Text encoding of the files."""
     validation_fraction: InsideUnit = 0.1
@@ -73,7 +73,7 @@ class LabelledConfig:
     max_length: RowLength | None = None
     """Most tokens of an example, special ones included; null: the longest, as far as the model reads."""
     max_train_examples: Positive | None = None
-    """Train on so many examples only, chosen by a hash of the text; null: all."""
+    """Train on this many examples only, chosen by a hash of the text; null: all."""
 
     def __post_init__(self) -> None:
         for name in ("validation", "test"):
@@ -90,16 +90,16 @@ OF_OWN_FILES = (
 
 @schema("head.")
 class HeadConfig:
-    """What is put on the encoder."""
+    """Classifier on the encoder."""
 
     pooling: Pooling | None = None
-    """What stands for a text, as model.pooling; null: as the model has it."""
+    """The vector of a text, as model.pooling; null: as the model has it."""
     dropout: BelowOne = 0.1
     """Dropout before the classifier, in [0, 1)."""
     class_weights: Literal["balanced"] | list[str] | None = None
-    """What a class counts in training: balanced: rare ones more; or label=weight,...; null: all the same."""
+    """Weight of a class in the loss: balanced: rare ones more; or label=weight,...; null: all the same."""
     label_smoothing: BelowOne = 0.0
-    """Share of the target that goes to all classes alike, in [0, 1)."""
+    """Share of the target spread evenly over all classes, in [0, 1)."""
 
     def __post_init__(self) -> None:
         for entry in self.class_weights if isinstance(self.class_weights, list) else []:
@@ -121,7 +121,7 @@ class HeadConfig:
 
 
 def is_weight(entry: str) -> bool:
-    """Tell whether a text is a label, an equals sign, and a number above 0."""
+    """Return whether a text is a label, an equals sign, and a number above 0."""
     try:
         return bool(_label(entry)) and 0 < float(entry.rpartition("=")[2]) < math.inf
     except ValueError:
@@ -171,7 +171,7 @@ class FinetuneTrainerConfig(BaseTrainerConfig):
     early_stopping: Positive | None = None
     """Epochs without a better score after which to stop, with keep=best; null: all epochs."""
     freeze: Literal["embeddings", "encoder"] | Positive | None = None
-    """Left as it is: embeddings, a number of lowest layers with them, or the whole encoder; null: nothing."""
+    """Not trained: embeddings, these and a number of lowest layers, or the whole encoder; null: nothing."""
     devices: Positive | Literal["auto"] = "auto"
     """Devices a node; auto: as launched by torchrun or srun, else 1."""
     save_every: Positive | None = None
@@ -238,11 +238,11 @@ class FinetuneConfig(RunConfig):
     submit: bool = False
     """Write the zip file for the GLUE server; needs all tasks and their test files."""
     recipes: list[TaskRecipe] = field(default_factory=list)
-    """What single tasks are trained with, values of a grid among it; see configs/finetune."""
+    """Settings of single tasks, with the values of a grid; see configs/finetune."""
     data: LabelledConfig = field(default_factory=LabelledConfig)
     """Labelled texts."""
     head: HeadConfig = field(default_factory=HeadConfig)
-    """What is put on the encoder."""
+    """Classifier on the encoder."""
     optimizer: FinetuneOptimizerConfig = field(default_factory=FinetuneOptimizerConfig)
     """Optimizer and gradient clipping."""
     schedule: FinetuneScheduleConfig = field(default_factory=FinetuneScheduleConfig)

@@ -45,7 +45,7 @@ def format_help(cls: type, prog: str, positional: str | None = None) -> str:
         *textwrap.wrap(" ".join(about.split()), width),
         *(["", examples] if examples else []),
         "",
-        *textwrap.wrap(RULES, width),
+        *textwrap.wrap(RULES.strip(), width),
         "",
         "This command:",
         *_entry("-h, --help", "Show this text.", width),

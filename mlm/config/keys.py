@@ -170,7 +170,7 @@ def _read_mapping(
         else:
             new = _read_mapping(value, keys, f"{key}.", source, folder)
         for twice in own.keys() & new.keys():
-            raise InputError(f"{new[twice].place}{twice} stands twice in this file; keep one")
+            raise InputError(f"{new[twice].place}{twice} is given twice in this file; keep one")
         own |= new
     # The file's own keys win over what it includes, whatever their order.
     return included | own

@@ -1,4 +1,4 @@
-"""The encoder's shape and switches: all that decides what is computed, nothing about how it is trained.
+"""The shape and switches of the encoder: what is computed, not how it is trained.
 
 - names are Hugging Face's where its families agree; `mlm/hub/families.py` maps them to each family's spelling
 - the defaults are the small modern encoder of `configs/pretrain/default.yaml`

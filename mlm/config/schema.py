@@ -25,7 +25,7 @@ SETTINGS = ConfigDict(extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 def is_encoding(name: str) -> bool:
-    """Tell whether Python can decode bytes to text by it: base64, hex or rot13 are codecs without text."""
+    """Return whether Python can decode bytes to text by it: base64, hex or rot13 are codecs without text."""
     try:
         return "a".encode(name).decode(name) == "a"
     except (LookupError, ValueError):
@@ -34,13 +34,13 @@ def is_encoding(name: str) -> bool:
 
 def _check_encoding(name: str) -> str:
     if not is_encoding(name):
-        raise ValueError("is no encoding of text that Python knows; try utf-8 or latin-1")
+        raise ValueError("is not a text encoding that Python knows; try utf-8 or latin-1")
     return name
 
 
 def _check_separator(text: str) -> str:
     if not text.strip():
-        raise ValueError("must be a character that is no space, such as |")
+        raise ValueError("must be a character other than a space, such as |")
     return text
 
 

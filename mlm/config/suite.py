@@ -20,12 +20,12 @@ OWN_DATA = "own-data"
 
 
 def is_suite(config: FinetuneConfig) -> bool:
-    """Tell whether there are several tasks or seeds, each with a folder of its own."""
+    """Return whether there are several tasks or seeds, each with a folder of its own."""
     return len(config.task) > 1 or len(units(config)) > 1
 
 
 def goes_on(config: FinetuneConfig) -> bool:
-    """Tell whether a stopped run goes on when it is started again: it is made of several."""
+    """Return whether a stopped run goes on when it is started again: it is made of several."""
     return is_suite(config) or len(points(config)) > 1
 
 

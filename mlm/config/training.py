@@ -1,4 +1,4 @@
-"""How a model is trained: optimizer, schedule, budget, devices, tracking."""
+"""Training: optimizer, schedule, budget, devices, tracking."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _(config: FinetuneConfig) -> None:
         if getattr(config.data, name) is not None:
             check_text_file(f"data.{name}", getattr(config.data, name))
     is_there = config.glue_dir is None or Path(config.glue_dir).is_dir()
-    require(is_there, "glue_dir", config.glue_dir, f"is no folder; looked in {os.getcwd()}")
+    require(is_there, "glue_dir", config.glue_dir, f"is not a folder; looked in {os.getcwd()}")
     check_recipes(config)
 
 
@@ -96,7 +96,7 @@ def _(config: PredictConfig) -> None:
     if launch is not None:
         hint = "does not divide a file; start the processes with torchrun, or give --devices"
         require(launch.launcher == "torchrun" or launch.world_size == 1, "srun", launch.world_size, hint)
-        hint = f"stands beside torchrun, which started {launch.devices}; leave it out"
+        hint = f"conflicts with torchrun, which started {launch.devices}; leave it out"
         require(config.devices in ("auto", launch.devices), "devices", config.devices, hint)
 
 
@@ -148,7 +148,9 @@ def check_run(config: object) -> None:
     # When the other processes look, the first one may have made the folder already.
     if is_first_process() and not config.resume:
         if folder.exists():
-            raise InputError(f"the run folder {folder} exists; take another --name, or go on with --resume")
+            raise InputError(
+                f"the run folder {folder} exists; take another --name, or continue it with --resume"
+            )
         check_folder("runs_dir", config.runs_dir)
 
 
@@ -169,13 +171,13 @@ def check_launch(trainer: BaseTrainerConfig) -> None:
 
 
 def is_hub_name(name: str) -> bool:
-    """Tell whether OWNER/NAME means a model of the Hugging Face hub: no folder here is called OWNER."""
+    """Return whether OWNER/NAME means a model of the Hugging Face hub: no folder here is called OWNER."""
     part = r"[A-Za-z0-9][\w.-]*"
     return re.fullmatch(f"{part}/{part}", name) is not None and not Path(name).parent.exists()
 
 
 def is_model(name: str) -> bool:
-    """Tell whether a name means a model folder, here or on the hub, rather than a shape."""
+    """Return whether a name means a model folder, here or on the hub, rather than a shape."""
     return is_hub_name(name) or Path(name, "config.json").is_file()
 
 
@@ -234,7 +236,7 @@ def check_text_file(key: str, path: str) -> None:
     Raises:
         InputError: it does not, or cannot; says where it was looked for.
     """
-    require(Path(path).is_file(), key, path, f"is no file; looked in {os.getcwd()}")
+    require(Path(path).is_file(), key, path, f"is not a file; looked in {os.getcwd()}")
     require(os.access(path, os.R_OK), key, path, "cannot be read: no permission")
 
 

@@ -86,7 +86,7 @@ def with_stored_keys(cls: type[RunConfig], line: CommandLine) -> CommandLine:
     folder = run_to_resume(cls, runs_dir, name)
     stored = read_file(folder / "config.yaml", keys) if (folder / "config.yaml").exists() else {}
     if not stored and wanted.resume != "auto":
-        hint = "is no run folder, because it has no config.yaml, or an empty one"
+        hint = "is not a run folder, because it has no config.yaml, or an empty one"
         raise InputError(f"--resume: {folder} {hint}")
     settled = {"name": Given(folder.name), "runs_dir": Given(wanted.runs_dir), "resume": Given("true")}
     return line._replace(given=stored | line.given, flags=line.flags | settled)
@@ -126,7 +126,7 @@ def run_to_resume(cls: type[RunConfig], runs_dir: Path, name: str | None) -> Pat
     if name is not None:
         if not (runs_dir / name).is_dir():
             fix = _similar(runs_dir, name) or "a new run needs no --resume"
-            raise InputError(f"--resume: there is no run folder {runs_dir / name}; {fix}")
+            raise InputError(f"--resume: there is not a run folder {runs_dir / name}; {fix}")
         return runs_dir / name
     pretrains = issubclass(cls, PretrainConfig)
     configs = [
@@ -140,7 +140,7 @@ def run_to_resume(cls: type[RunConfig], runs_dir: Path, name: str | None) -> Pat
 
 
 def _is_pretraining(config: Path) -> bool | None:
-    """Tell whether a configuration is of pretraining; None: it is damaged."""
+    """Return whether a configuration is of pretraining; None: it is damaged."""
     try:
         stored = yaml.safe_load(config.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):

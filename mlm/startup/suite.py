@@ -23,7 +23,7 @@ MAY_CHANGE = ("name", "runs_dir", "resume", "task", "seed", "submit", "logging."
 
 
 def is_unbegun(folder: Path) -> bool:
-    """Tell whether a folder holds no more than a run that was killed while it wrote its configuration."""
+    """Return whether a folder holds no more than a run that was killed while it wrote its configuration."""
     left = r"\.lock|config\.new\.yaml|\.config\.new\.yaml\.\d+"
     return folder.is_dir() and all(re.fullmatch(left, path.name) for path in folder.iterdir())
 
@@ -45,7 +45,7 @@ def check_same(config: FinetuneConfig, folder: Path) -> None:
         if not key.startswith(MAY_CHANGE) and before.get(key) != now.get(key):
             raise InputError(
                 f"{key}={now.get(key)}, but {folder} was started with {before.get(key)}; "
-                "go on with that, or take another --name"
+                "continue with that, or take another --name"
             )
     lost = [task for task in stored.task if task not in config.task]
     _refuse_fewer("task", config.task, lost, folder)
@@ -113,7 +113,7 @@ def _stored(config: FinetuneConfig, path: Path) -> FinetuneConfig:
     try:
         stored = read_group(type(config), path)
     except InputError as error:
-        raise InputError(f"{error}; {path.parent} cannot go on without it, take another --name") from None
+        raise InputError(f"{error}; {path.parent} cannot continue without it, take another --name") from None
     if stored.name is None:
         raise InputError(f"{path} is damaged, it names no run; take another --name")
     return stored

@@ -76,7 +76,9 @@ def _make(runs_dir: Path, config: RunConfig) -> Path:
         if not chosen_by_us:
             break
         config.name = f"{first}-{number}"
-    raise InputError(f"the run folder {runs_dir / first} exists; take another --name, or go on with --resume")
+    raise InputError(
+        f"the run folder {runs_dir / first} exists; take another --name, or continue it with --resume"
+    )
 
 
 def resume_command(config: RunConfig) -> str:

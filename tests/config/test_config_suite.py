@@ -133,7 +133,7 @@ def test_configuration_of_a_run_of_a_suite_is_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--task", "mprc"], "task=mprc is no task of GLUE; did you mean mrpc?"),
+        (["--task", "mprc"], "task=mprc is not a task of GLUE; did you mean mrpc?"),
         (["--task", "ax"], "task=ax has nothing to train on: MNLI's model answers it; add mnli"),
         (["--task", "cola,cola"], "task=cola,cola names a task twice"),
         (["--task", "all,cola"], "task=all,cola names all tasks and one of them; keep all"),
@@ -142,7 +142,7 @@ def test_configuration_of_a_run_of_a_suite_is_read_back(tmp_path):
             "task=cola and data.train=a.csv are two tasks; give one",
         ),
         (["--glue_dir", "glue"], "glue_dir=glue is about GLUE; name its tasks with --task"),
-        (["--task", "cola", "--glue_dir", "no"], "glue_dir=no is no folder; looked in"),
+        (["--task", "cola", "--glue_dir", "no"], "glue_dir=no is not a folder; looked in"),
         (["--task", "rte", "--start_from_mnli"], "start_from_mnli=true with task=rte needs mnli too; add it"),
         (["--task", "rte", "--seeds", "1,1"], "seeds=[1, 1] names one twice"),
         (
@@ -220,12 +220,12 @@ def test_suite_goes_on_with_the_same_options_only(capsys):
     assert parse(*words) == config
     assert parse("--task", "cola,rte,wnli", "--seeds", "1,2", "--logging.wandb", "disabled").seeds == [1, 2]
     assert refusal(capsys, *words, "--optimizer.lr", "1e-5") == (
-        "finetune.py: error: optimizer.lr=1e-05, but runs/x was started with 0.0003; go on with that, "
+        "finetune.py: error: optimizer.lr=1e-05, but runs/x was started with 0.0003; continue with that, "
         "or take another --name\n"
     )
     assert "recipes=[{'task': 'rte'" in refusal(capsys, *words, "--recipes", "{task: rte, lr: [1e-5]}")
     assert "selection=dev, but" in refusal(capsys, *words, "--selection", "dev")
-    exists = "the run folder runs/x exists; take another --name, or go on with --resume\n"
+    exists = "the run folder runs/x exists; take another --name, or continue it with --resume\n"
     assert exists in refusal(capsys, "--task", "cola")
 
 
@@ -350,5 +350,5 @@ def test_recipe_of_all_serves_own_data_too():
     recipe = TaskRecipe("all", lr=[1e-4, 2e-4])
     config = FinetuneConfig(name="x", data=LabelledConfig(train="a.csv"), recipes=[recipe])
     assert points(config) == [{"optimizer.lr": 1e-4}, {"optimizer.lr": 2e-4}]
-    with pytest.raises(InputError, match="stands beside weight_decay"):
+    with pytest.raises(InputError, match="conflicts with weight_decay"):
         TaskRecipe("all", lr=[1e-4], step_decay=[1e-5], weight_decay=[0.1])

@@ -111,16 +111,16 @@ def test_each_command_resumes_the_newest_stopped_run_of_its_own(capsys):
 def test_existing_run_folder_is_refused(capsys):
     make_run("pre", {})
     message = refusal(capsys, "--name", "pre")
-    assert "the run folder runs/pre exists; take another --name, or go on with --resume\n" in message
+    assert "the run folder runs/pre exists; take another --name, or continue it with --resume\n" in message
 
 
 def test_what_is_named_has_to_be_there(capsys):
     make_run("pre", {})
     assert "did you mean runs/pre/model?" in refusal(capsys, "--model", "runs/pre")
-    assert "data.train=no.csv is no file; looked in" in refusal(capsys, "--data.train", "no.csv")
+    assert "data.train=no.csv is not a file; looked in" in refusal(capsys, "--data.train", "no.csv")
     Path("a.csv").write_text("text,label\n")
     words = ["--data.train", "a.csv", "--data.test", "b.csv"]
-    assert "data.test=b.csv is no file" in refusal(capsys, *words)
+    assert "data.test=b.csv is not a file" in refusal(capsys, *words)
     assert "data.validation=a.csv needs data.train beside it" in refusal(capsys, "--data.validation", "a.csv")
     assert "expected classification, regression or multilabel, got 'multi'" in refusal(
         capsys, "--data.label_type", "multi"
@@ -193,7 +193,7 @@ def test_batch_has_two_spellings(capsys):
         "keep one\n"
     )
     Path("both.yaml").write_text("trainer:\n  global_batch_size: 24\n  batch_size: 8\n")
-    assert "both.yaml:3: trainer.batch_size stands twice in this file" in refusal(capsys, "-c", "both.yaml")
+    assert "both.yaml:3: trainer.batch_size is given twice in this file" in refusal(capsys, "-c", "both.yaml")
     Path("wrong.yaml").write_text("trainer:\n  global_batch_size: 0\n")
     assert "wrong.yaml:2: trainer.batch_size=0 must be at least 1" in refusal(capsys, "-c", "wrong.yaml")
 
@@ -228,7 +228,7 @@ def test_muon_needs_whole_matrices_in_fine_tuning_too(capsys):
             lambda: LabelledConfig(validation_fraction=1.0),
             r"data.validation_fraction=1.0 must lie in \(0, 1\)",
         ),
-        (lambda: LabelledConfig(encoding="klingon"), "data.encoding=klingon is no encoding"),
+        (lambda: LabelledConfig(encoding="klingon"), "data.encoding=klingon is not a text encoding"),
         (lambda: LabelledConfig(label_separator=" "), "data.label_separator=' ' must be a character"),
         (lambda: HeadConfig(dropout=1.0), r"head.dropout=1.0 must lie in \[0, 1\)"),
         (lambda: HeadConfig(label_smoothing=-0.1), r"head.label_smoothing=-0.1 must lie in \[0, 1\)"),
@@ -269,10 +269,10 @@ def test_muon_needs_whole_matrices_in_fine_tuning_too(capsys):
         (lambda: EvaluateConfig("m", "i", max_length=1), "max_length=1 must be at least 8"),
         (lambda: PredictConfig("m", "i", "o", batch_size=0), "batch_size=0 must be at least 1"),
         (lambda: PredictConfig("m", "i", "o", max_length=1), "max_length=1 must be at least 8"),
-        (lambda: PredictConfig("m", "i", "o", encoding="klingon"), "encoding=klingon is no encoding"),
-        (lambda: PredictConfig("m", "i", "o", encoding="base64"), "encoding=base64 is no encoding"),
-        (lambda: LabelledConfig(encoding="rot13"), "data.encoding=rot13 is no encoding"),
-        (lambda: LabelledConfig(encoding="hex"), "data.encoding=hex is no encoding"),
+        (lambda: PredictConfig("m", "i", "o", encoding="klingon"), "encoding=klingon is not a text encoding"),
+        (lambda: PredictConfig("m", "i", "o", encoding="base64"), "encoding=base64 is not a text encoding"),
+        (lambda: LabelledConfig(encoding="rot13"), "data.encoding=rot13 is not a text encoding"),
+        (lambda: LabelledConfig(encoding="hex"), "data.encoding=hex is not a text encoding"),
     ],
 )
 def test_values_out_of_range(build, message):
@@ -283,7 +283,7 @@ def test_values_out_of_range(build, message):
 def test_prediction_checks_its_files():
     make_run("pre", {})
     model = "runs/pre/model"
-    with pytest.raises(InputError, match=r"input=no\.csv is no file"):
+    with pytest.raises(InputError, match=r"input=no\.csv is not a file"):
         check_files(PredictConfig(model, "no.csv", "out.csv"))
     Path("in.csv").write_text("text\n")
     with pytest.raises(InputError, match=r"output=no/out.csv cannot be written: there is no folder .*/no"):
@@ -347,7 +347,7 @@ def test_prediction_goes_with_torchrun_only(monkeypatch):
     for name, value in {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     check_files(build())
-    with pytest.raises(InputError, match="devices=3 stands beside torchrun, which started 2; leave it out"):
+    with pytest.raises(InputError, match="devices=3 conflicts with torchrun, which started 2; leave it out"):
         check_files(build(devices=3))
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     for name, value in {"PROCID": "0", "STEP_ID": "0", "NTASKS": "2", "NNODES": "1"}.items():

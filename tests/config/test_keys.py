@@ -127,7 +127,7 @@ def test_include_is_relative_to_the_file_and_yields_to_it(tmp_path):
         ),
         (
             "optimizer:\n  lr: 1\noptimizer.lr: 2\n",
-            "x.yaml:3: optimizer.lr stands twice in this file; keep one",
+            "x.yaml:3: optimizer.lr is given twice in this file; keep one",
         ),
         ("model: nope.yaml\n", "x.yaml:1: model: no configuration file"),
         ("model: [1, 2]\n", "x.yaml:1: expected lines of the form key: value"),

@@ -280,7 +280,7 @@ def test_mistakes_in_the_value_of_a_key_of_a_file_name_its_line(capsys, tmp_path
         ),
         ("optimizer:\n  lr: fast\n", "my.yaml:2: optimizer.lr: expected a number, got 'fast'"),
         ("optimizer:\n  lr:\n", "my.yaml:2: optimizer.lr: expected a number, got null"),
-        ("seed: 1\nseed: 2\n", "my.yaml:2: seed stands twice (first in my.yaml:1); keep one"),
+        ("seed: 1\nseed: 2\n", "my.yaml:2: seed is given twice (first in my.yaml:1); keep one"),
         ("seed: [1\n", "my.yaml:2: not valid YAML: "),
         ("- 1\n", "my.yaml:1: expected lines of the form key: value"),
         (
@@ -326,7 +326,7 @@ def test_a_folder_without_a_configuration_is_no_run(capsys, content):
     if content is not None:
         (folder / "config.yaml").write_text(content)
     told = refusal(capsys, "--resume", "--name", "empty")
-    assert "runs/empty is no run folder, because it has no config.yaml, or an empty one" in told
+    assert "runs/empty is not a run folder, because it has no config.yaml, or an empty one" in told
 
 
 def test_the_recipe_that_adapts_needs_a_model(capsys):

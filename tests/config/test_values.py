@@ -142,7 +142,7 @@ def test_single_mapping_is_a_list_of_one():
         ({"column": "t"}, "--k: an entry needs the key path"),
         ({"path": "x", "share": "much"}, "--k: share: expected a number, got 'much'"),
         ("{path: x", "--k: not valid YAML"),
-        ("{path: x, path: y}", "--k: path stands twice"),
+        ("{path: x, path: y}", "--k: path is given twice"),
         ([None], "--k: an entry is text or a mapping of path, "),
         ([["x"]], "--k: an entry is text or a mapping of path, "),
     ],
