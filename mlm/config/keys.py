@@ -7,7 +7,7 @@ from, and every message can say it.
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, get_origin, get_type_hints
 
@@ -38,8 +38,6 @@ class Keys:
     """Annotation of each key."""
     groups: list[str]
     """Keys that hold other keys."""
-    required: list[str]
-    """Keys without a default."""
     aliases: dict[str, str]
     """Other spellings of keys."""
     kind: str
@@ -50,7 +48,7 @@ class Keys:
         """Collect the keys of a dataclass and of the dataclasses in it."""
         kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", config.__name__.removesuffix("Config")).lower()
         own = {f"{prefix}{alias}": f"{prefix}{key}" for alias, key in getattr(config, "aliases", {}).items()}
-        keys = cls({}, [], [], own, getattr(config, "shipped_kind", kind))
+        keys = cls({}, [], own, getattr(config, "shipped_kind", kind))
         types = get_type_hints(config)
         for field in fields(config):
             name, annotation = f"{prefix}{field.name}", types[field.name]
@@ -61,8 +59,6 @@ class Keys:
                 keys.groups.extend([name, *inner.groups])
             else:
                 keys.types[name] = annotation
-                if field.default is MISSING and field.default_factory is MISSING:
-                    keys.required.append(name)
         return keys
 
 

@@ -69,18 +69,13 @@ def build_config(cls: type[C], given: dict[str, Given], flags: dict[str, Given] 
     flags, keys = flags or {}, Keys.of(cls)
     merged = given | flags
     nested: dict[str, Any] = {}
-    # A group without a key of its own is named too: pydantic then builds one validator for all of them.
-    for key, value in [
-        *((group, {}) for group in keys.groups),
-        *((key, one.value) for key, one in merged.items()),
-    ]:
+    # Groups without a given key are filled too: pydantic then builds one validator for all of them.
+    values = dict.fromkeys(keys.groups) | {key: one.value for key, one in merged.items()}
+    for key, value in values.items():
         *groups, name = key.split(".")
         inner = functools.reduce(lambda mapping, group: mapping[group], groups, nested)
-        inner[name] = value
+        inner[name] = {} if key in keys.groups else value
     try:
-        for key in keys.required:
-            if key not in merged:
-                raise InputError(f"--{key} is missing; --help says what it takes")
         config = cls(**nested)
         if hasattr(config, "prefer_flags"):
             config.prefer_flags(set(flags))

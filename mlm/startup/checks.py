@@ -26,11 +26,7 @@ from mlm.startup.suite import check_data, check_same, is_unbegun
 
 @singledispatch
 def check_files(config: object) -> None:
-    """Check that everything a configuration names is there.
-
-    Raises:
-        InputError: names the key, the value and where it was looked for.
-    """
+    """Raise InputError unless everything that a configuration names exists."""
 
 
 @check_files.register
@@ -88,24 +84,18 @@ def _(config: EvaluateConfig) -> None:
 
 
 @check_files.register
-def _(config: PredictConfig) -> None:
+def _(config: PredictConfig | EmbedConfig) -> None:
     check_model_folder("model", config.model)
     check_text_file("input", config.input)
+    is_array = isinstance(config, PredictConfig) or config.output.endswith(".npy")
+    require(is_array, "output", config.output, "must end in .npy, the format it has")
     check_output("output", config.output, config.input)
     launch = launched()
-    if launch is not None:
+    if launch is not None and isinstance(config, PredictConfig):
         hint = "does not divide a file; start the processes with torchrun, or give --devices"
         require(launch.launcher == "torchrun" or launch.world_size == 1, "srun", launch.world_size, hint)
         hint = f"conflicts with torchrun, which started {launch.devices}; leave it out"
         require(config.devices in ("auto", launch.devices), "devices", config.devices, hint)
-
-
-@check_files.register
-def _(config: EmbedConfig) -> None:
-    check_model_folder("model", config.model)
-    check_text_file("input", config.input)
-    require(config.output.endswith(".npy"), "output", config.output, "must end in .npy, the format it has")
-    check_output("output", config.output, config.input)
 
 
 @check_files.register
@@ -130,11 +120,7 @@ def _(config: TokenizerInspectConfig) -> None:
 
 
 def check_run(config: object) -> None:
-    """Refuse to run into the folder of another run; a suite may continue its own.
-
-    Raises:
-        InputError: names the folder, or what differs from what the suite was started with.
-    """
+    """Raise InputError if the run folder is another run's; a suite may continue its own."""
     if not isinstance(config, RunConfig) or isinstance(config, PlanConfig | InspectConfig):
         return
     folder = Path(config.runs_dir, config.name or "")
@@ -155,11 +141,7 @@ def check_run(config: object) -> None:
 
 
 def check_launch(trainer: BaseTrainerConfig) -> None:
-    """Check that the processes a launcher started are as many as asked for, and divide the batch.
-
-    Raises:
-        InputError: they are not.
-    """
+    """Raise InputError unless as many processes were started as asked for, and they divide the batch."""
     launch = launched()
     if launch is None:
         return
@@ -182,11 +164,7 @@ def is_model(name: str) -> bool:
 
 
 def check_model_folder(key: str, folder: str) -> None:
-    """Check that `folder` holds a model, or may be the name of one on the hub.
-
-    Raises:
-        InputError: it does not; says where it was looked for, and where a run keeps its model.
-    """
+    """Raise InputError unless `folder` holds a model, or may be the name of one on the hub."""
     path = Path(folder)
     if is_model(folder):
         return
@@ -196,11 +174,7 @@ def check_model_folder(key: str, folder: str) -> None:
 
 
 def check_sources(sources: list[SourceConfig]) -> None:
-    """Check, without reading them, that files exist and hub names are well formed.
-
-    Raises:
-        InputError: names the first source that is not.
-    """
+    """Raise InputError unless, without reading them, files exist and hub names are well formed."""
     for source in sources:
         if source.path.startswith(HUB_PREFIX):
             HubName.parse(source.path)
@@ -213,11 +187,7 @@ def check_sources(sources: list[SourceConfig]) -> None:
 
 
 def check_tokenizer(config: TokenizerConfig) -> None:
-    """Check that the tokenizer to reuse is there, and the file of words to add.
-
-    Raises:
-        InputError: it is not; says where it was looked for.
-    """
+    """Raise InputError unless the tokenizer to reuse and the file of words to add exist."""
     words = config.add_tokens
     if words is not None:
         there = Path(words).is_file()
@@ -231,21 +201,13 @@ def check_tokenizer(config: TokenizerConfig) -> None:
 
 
 def check_text_file(key: str, path: str) -> None:
-    """Check that a file exists and can be read.
-
-    Raises:
-        InputError: it does not, or cannot; says where it was looked for.
-    """
+    """Raise InputError unless a file exists and can be read."""
     require(Path(path).is_file(), key, path, f"is not a file; looked in {os.getcwd()}")
     require(os.access(path, os.R_OK), key, path, "cannot be read: no permission")
 
 
 def check_folder(key: str, path: str) -> None:
-    """Check that a folder can be made, or written into if it exists.
-
-    Raises:
-        InputError: a file has its name or that of a folder above, or there is no permission.
-    """
+    """Raise InputError unless a folder can be made, or written into if it exists."""
     parents = (Path(path).absolute(), *Path(path).absolute().parents)
     existing = next(parent for parent in parents if os.path.lexists(parent))
     require(existing.is_dir(), key, path, f"cannot be a folder: {existing} is none; name another")

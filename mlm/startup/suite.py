@@ -29,16 +29,7 @@ def is_unbegun(folder: Path) -> bool:
 
 
 def check_same(config: FinetuneConfig, folder: Path) -> None:
-    """Check that a suite is started again with the options it was started with; it may grow.
-
-    Args:
-        config: as it is started now.
-        folder: of the suite, with the stored configuration.
-
-    Raises:
-        InputError: names what is left out, or the first key that differs and both values; or the stored file
-            is damaged.
-    """
+    """Raise InputError if a suite starts with other options than those stored in `folder`; it may grow."""
     stored = _stored(config, folder / "config.yaml")
     before, now = flatten(to_plain(stored)), flatten(to_plain(config))
     for key in sorted(before.keys() | now.keys()):
@@ -66,11 +57,7 @@ def data_digests(config: FinetuneConfig) -> dict[str, str]:
 
 
 def read_digests(folder: Path) -> dict[str, str]:
-    """Return what was written down of the data of a suite, nothing if it was stopped before its first run.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Return the stored hashes of a suite's data; empty if it was stopped before its first run."""
     path = folder / DATA_FILE
     try:
         stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -90,15 +77,7 @@ def _digest(path: Path) -> str:
 
 
 def check_data(config: FinetuneConfig, folder: Path) -> None:
-    """Check that a suite goes on with the data it was started with: one mean is never of two versions.
-
-    Args:
-        config: as it is started now.
-        folder: of the suite.
-
-    Raises:
-        InputError: names the file that was changed, or is gone.
-    """
+    """Raise InputError if a file that the suite in `folder` reads has changed: no mean is of two versions."""
     now = data_digests(config)
     for path, digest in read_digests(folder).items():
         if now.get(path) != digest:

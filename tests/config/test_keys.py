@@ -34,7 +34,7 @@ def test_keys_of_nested_dataclasses():
     # Annotations that are text can only be looked up at module level.
     Outer.__annotations__ = {"path": str, "inner": Inner}
     keys = Keys.of(Outer)
-    assert (list(keys.types), keys.groups, keys.required) == (["path", "inner.size"], ["inner"], ["path"])
+    assert (list(keys.types), keys.groups) == (["path", "inner.size"], ["inner"])
 
 
 def test_kind_names_the_folder_of_shipped_files():
