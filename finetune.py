@@ -17,9 +17,7 @@ def main() -> int:
     config = parse_config(FinetuneConfig, prog="finetune.py")
     log_to_stderr()
     with one_line_errors("finetune.py", config):
-        from mlm.training.tracked import (
-            import_tracker,  # only now: a mistake is reported before anything heavy is loaded
-        )
+        from mlm.training.tracked import import_tracker  # only now: mistakes come before heavy imports
 
         import_tracker(config.logging)
         from mlm.training.suite import finetune_all

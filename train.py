@@ -16,9 +16,7 @@ def main() -> int:
     config = parse_config(PretrainConfig, prog="train.py")
     log_to_stderr()
     with one_line_errors("train.py", config):
-        from mlm.training.tracked import (
-            import_tracker,  # only now: a mistake is reported before anything heavy is loaded
-        )
+        from mlm.training.tracked import import_tracker  # only now: mistakes come before heavy imports
 
         import_tracker(config.logging)
         from mlm.training.pretraining import pretrain
