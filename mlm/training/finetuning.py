@@ -272,7 +272,9 @@ def train(config: FinetuneConfig, folder: Path, data: FinetuneDataModule, title:
             log.info("nothing to do: step %d was reached, and with it %s", checkpoint.step, reason)
             return 0
         module.load_state_dict(checkpoint.content["state_dict"])
-        finish_run(config, folder, module, data, End(checkpoint.step, reason), title)
+        if is_first_process():
+            with report_save_failure(config, folder, None):
+                finish_run(config, folder, module, data, End(checkpoint.step, reason), title)
         return 0
     task, examples = data.task, data.task.validation
     names = scores_of(task, examples, np.zeros((len(examples), len(task.labels))))

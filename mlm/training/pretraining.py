@@ -211,8 +211,9 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
         module.load_state_dict(
             checkpoint.content["state_dict"]
         )  # stopped after the last step, before the end
-        with report_save_failure(config, folder, None):
-            finish_run(config, folder, corpus, model, module.progress, reason)
+        if is_first_process():
+            with report_save_failure(config, folder, None):
+                finish_run(config, folder, corpus, model, module.progress, reason)
         return 0
     if is_first_process():
         keep_tokenizer(config, folder / "tokenizer", corpus.tokenizer)
