@@ -183,7 +183,7 @@ def test_hub_data_sets_are_spelt_as_they_must_be():
 
 def test_the_mistake_in_the_pages_is_answered_as_shown(capsys):
     from mlm.config.experiment import PretrainConfig
-    from mlm.config.parse import parse_config
+    from mlm.startup.command import parse_config
 
     shown = re.search(rf"\$ python train.py (.*{MISTAKE}.*)\n(train.py: error: .*)\n", text_of(DOCUMENTS))
     with pytest.raises(SystemExit) as stop:
