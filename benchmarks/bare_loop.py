@@ -30,9 +30,9 @@ from mlm.optim.schedule import learning_rate_factor
 from mlm.plan import flops_per_token
 from mlm.startup.command import parse_config
 from mlm.training.engine import rescale_and_clip
-from mlm.training.hardware import resolve_precision
 from mlm.training.memory import keep_freed_memory, map_large_blocks
 from mlm.training.pretraining import prepare
+from mlm.training.processes import resolve_precision
 
 WARM = 4
 """Steps that are not counted."""

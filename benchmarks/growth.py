@@ -41,8 +41,8 @@ from mlm.optim.optimizer import build_optimizer, set_learning_rate
 from mlm.plan import flops_per_token
 from mlm.tokenizer import SpecialTokens
 from mlm.training.engine import rescale_and_clip
-from mlm.training.hardware import resolve_precision
 from mlm.training.memory import keep_freed_memory
+from mlm.training.processes import resolve_precision
 
 SPECIAL = SpecialTokens(pad=0, unk=1, cls=2, sep=3, mask=4)
 TOKENS_A_STEP, MASK_RATE = 4096, 0.15

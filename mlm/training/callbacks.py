@@ -21,10 +21,10 @@ from mlm.config.errors import InputError
 from mlm.config.training import BaseTrainerConfig, ScheduleConfig
 from mlm.launch import is_first_process
 from mlm.optim.schedule import warmup_steps
-from mlm.training.checkpoint import checkpoint_path, checkpoint_step, saved_checkpoints
+from mlm.training.datamodule import TrainingLoader
 from mlm.training.engine import StepCallback
-from mlm.training.loader import TrainingLoader
 from mlm.training.progress import Progress
+from mlm.training.run_folder import checkpoint_path, checkpoint_step, saved_checkpoints
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -43,12 +44,40 @@ from mlm.plan import planned_steps
 from mlm.startup.checks import is_model
 from mlm.tokenizer import load_tokenizer, num_ids, tokenizer_digest
 from mlm.training.engine import Ints, StepDataModule
-from mlm.training.loader import TrainingLoader
 
 SCRATCH_LENGTH = 512
 """Positions of random weights whose shape does not say."""
 
 log = logging.getLogger(__name__)
+
+
+class TrainingLoader:
+    """An iterable over training batches that measures how long training waited for them.
+
+    It is not a DataLoader, so a stock Trainer neither replaces its sampler nor expects a resumable state.
+
+    Args:
+        batches: returns an iterator from the run's current place on.
+        num_batches: batches of an epoch; None: endless.
+    """
+
+    waited_s = 0.0
+    """Seconds since it was built."""
+
+    def __init__(self, batches: Callable[[], Iterable[Any]], num_batches: int | None = None):
+        self._batches, self._num_batches = batches, num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        start = monotonic()
+        for batch in self._batches():
+            self.waited_s += monotonic() - start
+            yield batch
+            start = monotonic()
+
+    def __len__(self) -> int:
+        if self._num_batches is None:
+            raise TypeError("an endless loader has no length")
+        return self._num_batches
 
 
 class PretrainDataModule(StepDataModule):

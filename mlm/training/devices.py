@@ -17,7 +17,7 @@ import torch
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.parse import dump_config
 from mlm.files import write_text
-from mlm.training.hardware import resolve_accelerator
+from mlm.training.processes import resolve_accelerator
 
 POLL_S = 0.2
 """Seconds between two looks at the processes."""

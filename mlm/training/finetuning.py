@@ -34,7 +34,7 @@ from mlm.data.labels import class_weights
 from mlm.evaluation.metrics import LabelledPredictions
 from mlm.evaluation.torch_backend import classify, predict_logits
 from mlm.hub.pretrained import load_classifier
-from mlm.launch import is_first_process, launched
+from mlm.launch import launched
 from mlm.model.attention import matrix_blocks
 from mlm.model.depth import freeze, layer_decay
 from mlm.model.heads import SequenceClassifier
@@ -42,16 +42,13 @@ from mlm.model.loss import mean_loss, summed_label_loss
 from mlm.optim.optimizer import build_optimizer
 from mlm.tokenizer import tokenizer_digest
 from mlm.training.callbacks import Diverged
-from mlm.training.checkpoint import checkpoint_path, open_checkpoint
 from mlm.training.datamodule import FinetuneDataModule, scratch_shape
 from mlm.training.engine import StepModule
-from mlm.training.hardware import check_hardware
 from mlm.training.outcome import Outcome, finish, scores_of
-from mlm.training.processes import end_with_parent, join_processes, start_processes
-from mlm.training.run import End, Recipe, reached_before, report_save_failure, restore, train_until_end
-from mlm.training.run_folder import run_folder
-from mlm.training.sharding import whole_model
-from mlm.training.tracking import build_tracker, end_tracking, pretraining_run, resolve_tracking
+from mlm.training.processes import enter_run
+from mlm.training.run import Recipe, restore, run_training
+from mlm.training.run_folder import checkpoint_path, open_checkpoint, run_folder
+from mlm.training.tracking import build_tracker, pretraining_run, resolve_tracking
 
 WIDE, HIGH_RATE = 512, 1e-4
 """From this width on, a learning rate above this one causes a warning."""
@@ -205,14 +202,11 @@ def finetune(config: FinetuneConfig, *, selects: bool = False, title: str | None
     Raises:
         InputError: something the user has to change; the run folder made for it is removed again.
     """
-    end_with_parent()
     if launched() is None and config.trainer.devices == "auto":  # several pay off for large batches only
         config = replace(config, trainer=replace(config.trainer, devices=1))
-    check_hardware(config.trainer)
-    status = start_processes(config.trainer, config.name)
+    status = enter_run(config.trainer, config.name)
     if status is not None:
         return status
-    join_processes(config.trainer)
     config = replace(config, logging=resolve_tracking(config.logging))
     log.info("fine-tuning %s", config.model)
     with run_folder(config) as folder:
@@ -266,16 +260,6 @@ def train(config: FinetuneConfig, folder: Path, data: FinetuneDataModule, title:
     module.attach(build_model(config, data.task, data.tokenizer))
     module.identity = identity_of(config, data, module.model)
     checkpoint = restore(config, folder, module)
-    reason = reached_before(config, module, checkpoint, epoch_steps)
-    if checkpoint and reason:
-        if (folder / "summary.json").exists():
-            log.info("nothing to do: step %d was reached, and with it %s", checkpoint.step, reason)
-            return 0
-        module.load_state_dict(checkpoint.content["state_dict"])
-        if is_first_process():
-            with report_save_failure(config, folder, None):
-                finish_run(config, folder, module, data, End(checkpoint.step, reason), title)
-        return 0
     task, examples = data.task, data.task.validation
     names = scores_of(task, examples, np.zeros((len(examples), len(task.labels))))
     recipe = Recipe(
@@ -290,15 +274,11 @@ def train(config: FinetuneConfig, folder: Path, data: FinetuneDataModule, title:
     )
     group = pretraining_run(str(config.model))
     tracker = partial(build_tracker, config, config.logging, folder, group=group, title=title)
-    end = train_until_end(config, folder, module, data, recipe, tracker)
-    assert end.trainer is not None, "it has trained"
-    if end.signal is None:
-        module.model = whole_model(module.model)
-        if is_first_process():
-            with end.stop.noting(), report_save_failure(config, folder, end.failure):
-                finish_run(config, folder, module, data, end, title)
-    end_tracking(end.trainer)
-    return 128 + end.stop.signal if end.stop.signal else 0
+
+    def finish(reason: str, trainer: pl.Trainer | None) -> None:
+        finish_run(config, folder, module, data, trainer, title)
+
+    return run_training(config, folder, module, data, recipe, checkpoint, tracker, finish)
 
 
 def finish_run(
@@ -306,7 +286,7 @@ def finish_run(
     folder: Path,
     module: FinetuneModule,
     data: FinetuneDataModule,
-    end: End,
+    trainer: pl.Trainer | None,
     title: str | None,
 ) -> None:
     """Take the weights to keep, score what is scored once, and save; on the first process alone."""
@@ -317,7 +297,6 @@ def finish_run(
         content = open_checkpoint(checkpoint_path(folder / "checkpoints", kept)).content
         module.load_state_dict(content["state_dict"])
         logits = None
-    trainer = end.trainer
     model.eval()
     if trainer is not None:
         model.to(trainer.strategy.root_device)  # Lightning has put it back on the CPU

@@ -33,19 +33,18 @@ from mlm.model.vocabulary import extend_vocabulary
 from mlm.optim.optimizer import build_optimizer
 from mlm.plan import total_parameters
 from mlm.startup.checks import is_model
+from mlm.startup.runs import find_branch
 from mlm.tokenizer import added_pieces, load_tokenizer, num_ids, tokenizer_digest
-from mlm.training.branch import branch_checkpoint, settle_branch, start_branch
-from mlm.training.checkpoint import find_checkpoint
 from mlm.training.datamodule import PretrainDataModule, prepare_text
 from mlm.training.engine import StepModule
-from mlm.training.hardware import check_hardware
-from mlm.training.processes import end_with_parent, join_processes, start_processes
-from mlm.training.run import Recipe, reached_before, report_save_failure, restore, train_until_end
-from mlm.training.run_folder import run_folder
-from mlm.training.sharding import whole_model
+from mlm.training.processes import enter_run
+from mlm.training.run import Recipe, restore, run_training
+from mlm.training.run_folder import Checkpoint, find_checkpoint, open_checkpoint, run_folder
 from mlm.training.summary import finish_run, provenance
-from mlm.training.tracking import build_tracker, end_tracking, resolve_tracking
+from mlm.training.tracking import build_tracker, resolve_tracking
 
+MUST_AGREE = ("model.", "tokenizer", "optimizer.")
+"""Beginnings of what two runs must have in common; the rest of their identities says which rows they read."""
 MASKING_COLUMNS = ("masking/rate", "masking/mask_token", "masking/random_token", "masking/unchanged")
 
 log = logging.getLogger(__name__)
@@ -136,12 +135,9 @@ def pretrain(config: PretrainConfig) -> int:
     Raises:
         InputError: something the user has to change; a run folder made for it is removed again.
     """
-    end_with_parent()
-    check_hardware(config.trainer)  # not only after hours of preparation
-    status = start_processes(config.trainer, config.name)
+    status = enter_run(config.trainer, config.name)
     if status is not None:
         return status
-    join_processes(config.trainer)
     config = replace(config, logging=resolve_tracking(config.logging))
     if config.branch and not config.resume:
         config = settle_branch(config)
@@ -202,21 +198,9 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
     checkpoint = restore(config, folder, module)
     if config.branch and checkpoint is None:
         start_branch(module, branch_checkpoint(config))
-    settings = config.trainer
-    reason = reached_before(config, module, checkpoint)
-    if checkpoint and reason:
-        if (folder / "summary.json").exists():
-            log.info("nothing to do: step %d was reached, and with it %s", checkpoint.step, reason)
-            return 0
-        module.load_state_dict(
-            checkpoint.content["state_dict"]
-        )  # stopped after the last step, before the end
-        if is_first_process():
-            with report_save_failure(config, folder, None):
-                finish_run(config, folder, corpus, model, module.progress, reason)
-        return 0
-    if is_first_process():
+    if is_first_process() and checkpoint is None:
         keep_tokenizer(config, folder / "tokenizer", corpus.tokenizer)
+    settings = config.trainer
     recipe = Recipe(
         tokens_per_step=corpus.train.tokens_per_row * settings.rows_per_step,
         val_every=settings.val_every,
@@ -228,15 +212,11 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
     )
     facts = {"corpus": {"sources": {source["path"]: source for source in corpus.sources}}}
     tracker = partial(build_tracker, config, config.logging, folder, facts | provenance(corpus))
-    end = train_until_end(config, folder, module, data, recipe, tracker)
-    if end.signal is None:
-        model = whole_model(model)
-        if is_first_process():
-            with end.stop.noting(), report_save_failure(config, folder, end.failure):
-                finish_run(config, folder, corpus, model, module.progress, str(end.reason))
-    assert end.trainer is not None, "it has trained"
-    end_tracking(end.trainer)
-    return 128 + end.stop.signal if end.stop.signal else 0
+
+    def finish(reason: str, trainer: Any) -> None:
+        finish_run(config, folder, corpus, module.model, module.progress, reason)
+
+    return run_training(config, folder, module, data, recipe, checkpoint, tracker, finish)
 
 
 def keep_tokenizer(config: PretrainConfig, folder: Path, tokenizer: Tokenizer) -> None:
@@ -277,3 +257,70 @@ def identity_of(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> dict
         **{f"data.{name}": getattr(config.data, name) for name in rows},
         **{f"model.{name}": value for name, value in to_plain(model.config).items()},
     }
+
+
+def branch_checkpoint(config: PretrainConfig) -> Checkpoint:
+    """Return the checkpoint that `config.branch` names, or the newest one of the run that it names.
+
+    Raises:
+        InputError: there is none.
+    """
+    path, _ = find_branch(Path(config.runs_dir), str(config.branch))
+    if path.is_file():
+        return open_checkpoint(path)
+    found = find_checkpoint(path / "checkpoints")
+    if found is None:
+        raise InputError(f"branch={config.branch}: {path / 'checkpoints'} has no checkpoint")
+    return found
+
+
+def settle_branch(config: PretrainConfig) -> PretrainConfig:
+    """Name the checkpoint in the configuration, and give the model the table of positions that is in it.
+
+    Raises:
+        InputError: rows would be longer than that table.
+    """
+    checkpoint = branch_checkpoint(config)
+    identity, settled = checkpoint.content["identity"], replace(config, branch=str(checkpoint.path))
+    if _has_free_length(identity) or config.init:
+        return settled
+    rows, wanted = identity["model.max_position_embeddings"], config.model.max_position_embeddings
+    if config.data.seq_len > rows or wanted not in (None, rows):
+        raise InputError(
+            f"cannot branch: {checkpoint.path} has a table of {rows} positions, and data.seq_len="
+            f"{config.data.seq_len}, model.max_position_embeddings={wanted or 'null'} need another one; "
+            "only models with model.position_embedding=rotary can change it"
+        )
+    return replace(settled, model=replace(config.model, max_position_embeddings=rows))
+
+
+def start_branch(module: Any, checkpoint: Checkpoint) -> None:
+    """Give a new run weights, optimizer state and place in the data.
+
+    Args:
+        module: the `PretrainModule` of the new run.
+        checkpoint: where it starts.
+
+    Raises:
+        InputError: it is of another model, tokenizer or optimizer; names what differs.
+    """
+    content, mine = checkpoint.content, module.identity
+    theirs = content["identity"]
+    differing = [name for name, value in mine.items() if theirs.get(name) != value]
+    for name in differing:
+        is_length = name == "model.max_position_embeddings" and _has_free_length(theirs)
+        if name.startswith(MUST_AGREE) and not is_length:
+            raise InputError(
+                f"cannot branch: {name} is {mine[name]}, but {checkpoint.path} was trained with "
+                f"{theirs.get(name)}"
+            )
+    module.start = checkpoint.path
+    if all(name.startswith(MUST_AGREE) for name in differing):  # the same text in the same rows and order
+        module.progress.rows = content["progress"]["rows"]
+    where = f"go on with row {module.progress.rows:,}" if module.progress.rows else "begin anew"
+    log.info("branching off %s, with its weights and optimizer state; the rows %s", checkpoint.path, where)
+
+
+def _has_free_length(identity: dict[str, Any]) -> bool:
+    """Tell whether no weight of a model depends on its longest row."""
+    return identity["model.position_embedding"] in ("rotary", "none")

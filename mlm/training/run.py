@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,27 @@ from mlm.training.callbacks import (
     bound_reached,
     save_failure,
 )
-from mlm.training.checkpoint import AtomicCheckpointIO, Checkpoint, find_checkpoint, open_checkpoint
 from mlm.training.engine import StepDataModule, StepModule
-from mlm.training.hardware import resolve_accelerator, resolve_devices, resolve_precision
 from mlm.training.memory import KeepFreedMemory, give_back_freed_memory
-from mlm.training.processes import agree, cluster_environment, processes_sharing_cores
+from mlm.training.processes import (
+    agree,
+    cluster_environment,
+    processes_sharing_cores,
+    resolve_accelerator,
+    resolve_devices,
+    resolve_precision,
+)
 from mlm.training.reporting import BusyCores, MetricsTable, ProgressBar
-from mlm.training.run_folder import METRICS, keep_config, resume_command
-from mlm.training.sharding import ShardedStrategy
+from mlm.training.run_folder import (
+    METRICS,
+    AtomicCheckpointIO,
+    Checkpoint,
+    find_checkpoint,
+    keep_config,
+    open_checkpoint,
+    resume_command,
+)
+from mlm.training.sharding import ShardedStrategy, whole_model
 from mlm.training.stopping import GracefulStop
 from mlm.training.tracking import end_tracking
 
@@ -65,21 +78,6 @@ class Recipe:
     """Whether the untrained model is scored."""
 
 
-@dataclass
-class End:
-    """How training ended."""
-
-    step: int
-    reason: str | None
-    """The bound that was reached; None: a signal came first."""
-    signal: int | None = None
-    failure: OSError | None = None
-    """Why the last checkpoint could not be written."""
-    trainer: pl.Trainer | None = None
-    """None if all steps were done in an earlier run."""
-    stop: GracefulStop = field(default_factory=GracefulStop)
-
-
 def restore(config: PretrainConfig | FinetuneConfig, folder: Path, module: StepModule) -> Checkpoint | None:
     """Return the checkpoint that a resumed run continues from, the first process's choice for all.
 
@@ -107,15 +105,17 @@ def restore(config: PretrainConfig | FinetuneConfig, folder: Path, module: StepM
     return checkpoint
 
 
-def train_until_end(
+def run_training(
     config: PretrainConfig | FinetuneConfig,
     folder: Path,
     module: StepModule,
     data: StepDataModule,
     recipe: Recipe,
+    checkpoint: Checkpoint | None,
     build_tracker: Callable[[], Any],
-) -> End:
-    """Train until a bound is reached or a signal arrives.
+    finish: Callable[[str, pl.Trainer | None], None],
+) -> int:
+    """Train until a bound is reached or a signal arrives, then finish the run.
 
     Args:
         config: of the run.
@@ -123,8 +123,25 @@ def train_until_end(
         module: with its model; counters as restored.
         data: the batches.
         recipe: see there.
+        checkpoint: what the run resumes from; its run may have reached its bound, or have finished.
         build_tracker: returns the logger of the tracked run, or False.
+        finish: saves the results on the first process; takes the bound that was reached, and the Trainer.
+
+    Returns:
+        The exit status: 0, or 128 + the signal that stopped the run.
     """
+    progress = module.progress
+    if checkpoint:
+        reached = bound_reached(config.trainer, progress, progress.elapsed_s, recipe.epoch_steps)
+        if reached and (folder / "summary.json").exists():
+            log.info("nothing to do: step %d was reached, and with it %s", checkpoint.step, reached)
+            return 0
+        if reached:  # it was stopped after the last step
+            module.load_state_dict(checkpoint.content["state_dict"])
+            if is_first_process():
+                with _report_save_failure(config, folder, None):
+                    finish(reached, None)
+            return 0
     if is_first_process():
         keep_config(config, folder)
     (folder / "summary.json").unlink(missing_ok=True)
@@ -158,29 +175,20 @@ def train_until_end(
         trainer.fit(module, datamodule=data)
     finally:
         stop.restore()
-    step = module.progress.step
     if stop.signal is not None:
-        log.warning("stopped by signal %d after step %d", stop.signal, step)
+        log.warning("stopped by signal %d after step %d", stop.signal, progress.step)
         log.warning("continue with: %s", resume_command(config))
-        end_tracking(trainer)
-        return End(step, None, stop.signal, trainer=trainer, stop=stop)
-    return End(step, budget.reason, None, save_failure(trainer), trainer, stop)
-
-
-def reached_before(
-    config: PretrainConfig | FinetuneConfig,
-    module: StepModule,
-    checkpoint: Checkpoint | None,
-    epoch_steps: int | None = None,
-) -> str | None:
-    """Return the bound that a resumed run has reached already, None if there is training left."""
-    if checkpoint is None:
-        return None
-    return bound_reached(config.trainer, module.progress, module.progress.elapsed_s, epoch_steps)
+    else:
+        module.model = whole_model(module.model)
+        if is_first_process():
+            with stop.noting(), _report_save_failure(config, folder, save_failure(trainer)):
+                finish(str(budget.reason), trainer)
+    end_tracking(trainer)
+    return 128 + stop.signal if stop.signal else 0
 
 
 @contextmanager
-def report_save_failure(
+def _report_save_failure(
     config: PretrainConfig | FinetuneConfig, folder: Path, failure: Exception | None
 ) -> Iterator[None]:
     """Save all that can be saved even if the last checkpoint could not be, then report the failure."""

@@ -30,11 +30,10 @@ from mlm.launch import launched
 from mlm.startup.command import log_to_stderr
 from mlm.startup.suite import DATA_FILE, data_digests, read_digests
 from mlm.training.callbacks import Diverged
-from mlm.training.checkpoint import saved_checkpoints
 from mlm.training.datamodule import forget
 from mlm.training.devices import run_on_devices, visible_devices
 from mlm.training.finetuning import finetune
-from mlm.training.run_folder import keep_config, run_folder
+from mlm.training.run_folder import keep_config, run_folder, saved_checkpoints
 from mlm.training.suite_report import write_report
 from mlm.training.tracking import resolve_tracking
 

@@ -13,8 +13,8 @@ from mlm.config.errors import InputError
 from mlm.config.experiment import PretrainConfig
 from mlm.config.training import ScheduleConfig
 from mlm.startup.command import parse_config
-from mlm.training.checkpoint import find_checkpoint
 from mlm.training.pretraining import pretrain
+from mlm.training.run_folder import find_checkpoint
 
 MUON = {"name": "muon", "lr": 5e-3}
 CONSTANT = ScheduleConfig(name="constant", warmup_steps=2)

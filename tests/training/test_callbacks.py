@@ -21,9 +21,8 @@ from mlm.cores import available_cores, busy_seconds, cores_to_run_on
 from mlm.data.sampler import TrainingSampler
 from mlm.training import reporting
 from mlm.training.callbacks import SYNC_EVERY, steps_until_next_sync
-from mlm.training.checkpoint import checkpoint_path, checkpoint_step, find_checkpoint
 from mlm.training.pretraining import prepare, pretrain, train
-from mlm.training.run_folder import run_folder
+from mlm.training.run_folder import checkpoint_path, checkpoint_step, find_checkpoint, run_folder
 
 MUON = {"name": "muon", "lr": 5e-3}
 

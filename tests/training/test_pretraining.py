@@ -25,9 +25,9 @@ from mlm.masking import mask_rate_at
 from mlm.model.heads import MaskedLM
 from mlm.optim.schedule import learning_rate_factor
 from mlm.tokenizer import load_tokenizer
-from mlm.training.checkpoint import find_checkpoint
 from mlm.training.engine import UNPLANNED_STEPS, rescale_and_clip
 from mlm.training.pretraining import pretrain
+from mlm.training.run_folder import find_checkpoint
 
 MUON = {"name": "muon", "lr": 5e-3}
 DROPOUT = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "hidden_dropout": 0.1}

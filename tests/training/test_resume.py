@@ -26,9 +26,8 @@ from mlm.config.data import MaskingConfig
 from mlm.config.errors import InputError
 from mlm.config.training import ScheduleConfig
 from mlm.masking import mask_rate_at
-from mlm.training.checkpoint import find_checkpoint
 from mlm.training.pretraining import prepare, pretrain, train
-from mlm.training.run_folder import run_folder
+from mlm.training.run_folder import find_checkpoint, run_folder
 
 MUON = {"name": "muon", "lr": 5e-3}
 DROPOUT = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "hidden_dropout": 0.1}
