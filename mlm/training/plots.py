@@ -1,4 +1,4 @@
-"""Pictures of fine-tuning: the epochs of a run, its confusion matrix, and the scores of a suite."""
+"""Pictures: the losses of pretraining; the epochs of fine-tuning, its confusion matrix, the scores of a suite."""
 
 from __future__ import annotations
 
@@ -14,6 +14,24 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 from matplotlib.figure import Figure
+
+
+def plot_losses(metrics: list[dict[str, Any]], path: Path, unigram_entropy: float) -> None:
+    """Draw training and validation loss over the tokens seen, and the learning rate below."""
+    figure, (loss, rate) = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=[4, 1])
+    for name, style in (("train/loss", {"lw": 0.7, "alpha": 0.7}), ("val/loss", {"marker": "o", "ms": 4})):
+        points = [(row["tokens"] / 1e6, row[name]) for row in metrics if name in row]
+        loss.plot(*zip(*points, strict=True), label=name, **style)
+    loss.axhline(unigram_entropy, ls=":", color="gray", label="word counts alone")
+    loss.set_ylabel("loss (nats per masked token)")
+    loss.grid(alpha=0.3)
+    loss.legend()
+    points = [(row["tokens"] / 1e6, row["optim/lr"]) for row in metrics if "optim/lr" in row]
+    rate.plot(*zip(*points, strict=True), color="gray")
+    rate.set_ylabel("learning rate")
+    rate.set_xlabel("million tokens")
+    rate.grid(alpha=0.3)
+    _save(figure, path)
 
 
 def plot_epochs(history: list[dict[str, Any]], path: Path) -> None:

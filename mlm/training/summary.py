@@ -82,6 +82,8 @@ def finish_run(
         rows=first_documents(corpus.validation),
         start=start,
     )
+    from mlm.training.plots import plot_losses  # loads matplotlib
+
     plot_losses(read_metrics(folder / "metrics.csv"), folder / "plots" / "loss.png", corpus.unigram_entropy)
     write_json(folder / "summary.json", summary)
     print(closing_message(config, folder, summary, progress))
@@ -162,29 +164,3 @@ def _tracked_run(folder: Path) -> str:
         return f"{offline[-1]}  (upload: wandb sync {offline[-1]})"
     online = sorted(folder.glob("wandb/run-*-*"))
     return str(online[-1]) if online else "none (logging.wandb=disabled)"
-
-
-def plot_losses(metrics: list[dict[str, Any]], path: Path, unigram_entropy: float) -> None:
-    """Draw training and validation loss over the tokens seen, and the learning rate below."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (loss, rate) = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=[4, 1])
-    for name, style in (("train/loss", {"lw": 0.7, "alpha": 0.7}), ("val/loss", {"marker": "o", "ms": 4})):
-        points = [(row["tokens"] / 1e6, row[name]) for row in metrics if name in row]
-        loss.plot(*zip(*points, strict=True), label=name, **style)
-    loss.axhline(unigram_entropy, ls=":", color="gray", label="word counts alone")
-    loss.set_ylabel("loss (nats per masked token)")
-    loss.grid(alpha=0.3)
-    loss.legend()
-    points = [(row["tokens"] / 1e6, row["optim/lr"]) for row in metrics if "optim/lr" in row]
-    rate.plot(*zip(*points, strict=True), color="gray")
-    rate.set_ylabel("learning rate")
-    rate.set_xlabel("million tokens")
-    rate.grid(alpha=0.3)
-    figure.tight_layout()
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
