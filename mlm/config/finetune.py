@@ -169,10 +169,6 @@ class FinetuneTrainerConfig(BaseTrainerConfig):
     """Times that every example is trained on."""
     batch_size: Positive = 32
     """Examples per optimizer step, over all devices; also written global_batch_size."""
-    keep: Literal["last", "best"] = "last"
-    """The model kept: after the last epoch, or the best one by validation."""
-    early_stopping: Positive | None = None
-    """Epochs without a better score after which to stop, with keep=best; null: all epochs."""
     freeze: Literal["embeddings", "encoder"] | Positive | None = None
     """Not trained: embeddings, a number of lowest layers with them, or the whole encoder; null: nothing."""
     devices: Positive | Literal["auto"] = "auto"
@@ -188,9 +184,6 @@ class FinetuneTrainerConfig(BaseTrainerConfig):
         super().__post_init__()
         hint = "is not used: every epoch is scored; leave it out"
         require(self.val_every is None, "trainer.val_every", self.val_every, hint)
-        keeps = self.early_stopping is None or self.keep == "best"
-        hint = "keeps the best epoch: add --trainer.keep best"
-        require(keeps, "trainer.early_stopping", self.early_stopping, hint)
 
     @property
     def bounds(self) -> tuple[int | str | None, ...]:

@@ -86,6 +86,10 @@ class BaseTrainerConfig:
     """Checkpoints kept for their validation loss, the lowest."""
     keep_every: Positive | None = None
     """Optimizer steps between checkpoints kept for ever; null: none."""
+    keep: Literal["last", "best"] = "last"
+    """The model that is saved: the last one, or the best one by validation."""
+    early_stopping: Positive | None = None
+    """Validations (fine-tuning: epochs) without a better one that end it, with keep=best; null: never."""
     max_skipped_steps: Positive = 10
     """Steps in a row that end the run if their gradients are not finite."""
 
@@ -95,6 +99,9 @@ class BaseTrainerConfig:
     def __post_init__(self) -> None:
         if self.max_time is not None:
             parse_duration(self.max_time)
+        keeps = self.early_stopping is None or self.keep == "best"
+        hint = "keeps the best model: add --trainer.keep best"
+        require(keeps, "trainer.early_stopping", self.early_stopping, hint)
         # With auto the number of devices is not known yet: check what must hold for any number of them.
         nodes = 1 if self.num_nodes == "auto" else self.num_nodes
         self.accumulation(1 if self.devices == "auto" else self.devices * nodes)
@@ -166,9 +173,9 @@ class LoggingConfig:
     """Where metrics go beside metrics.csv and the plots."""
 
     wandb: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """Weights & Biases; auto: online when logged in, else offline in the run folder."""
-    project: str = "mlm"
-    """Weights & Biases project."""
+    """Weights & Biases; auto: $WANDB_MODE, else online when logged in, else offline in the run folder."""
+    project: str | None = None
+    """Weights & Biases project; null: $WANDB_PROJECT, else mlm."""
 
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

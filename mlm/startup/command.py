@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -45,6 +46,9 @@ def parse_config(
         SystemExit: 0 after `--help`, 2 after a mistake, whose line is on stderr.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what the screen cannot show must not end the run
     if HELP & set(words):
         from mlm.config.help import format_help
 

@@ -78,13 +78,17 @@ class Validation(StepCallback):
 
     Args:
         every: optimizer steps between validations.
-        keep_best: how many of the best to remember.
+        config: how many of the best to remember, and after how many that are no better to stop.
         clock: of the run.
         at_start: whether the model is also scored before the first step.
     """
 
-    def __init__(self, every: int, keep_best: int, clock: Clock, *, at_start: bool = True):
-        self.every, self.keep_best, self.clock, self.at_start = every, keep_best, clock, at_start
+    reason: str | None = None
+    """Why it ended the run, if it did."""
+
+    def __init__(self, every: int, config: BaseTrainerConfig, clock: Clock, *, at_start: bool = True):
+        self.every, self.config, self.clock, self.at_start = every, config, clock, at_start
+        self.keep_best = max(config.keep_best, int(config.keep == "best"))
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         """Score the untrained model; its time does not count as training."""
@@ -93,6 +97,7 @@ class Validation(StepCallback):
         if self.at_start and progress.first is None:
             start = time.monotonic()
             progress.first = self._score(trainer, module)
+            progress.lowest = module.rank_of(progress.first), 0
             progress.validation_s = time.monotonic() - start
         self.clock.restart(progress)
 
@@ -104,9 +109,16 @@ class Validation(StepCallback):
             rank = module.rank_of(progress.last)
             if math.isfinite(rank):
                 progress.best = sorted([*progress.best, (rank, progress.step)])[: self.keep_best]
+                progress.lowest = min(progress.lowest or (rank, progress.step), (rank, progress.step))
             progress.validations_s += time.monotonic() - start
             self.clock.now(progress)
             module.on_validated(trainer)
+            self.reason = None if trainer.should_stop else early_stop(self.config, progress, self.every)
+            if self.reason:
+                log.info(
+                    "stopped after step %d: none since step %d is better", progress.step, progress.best[0][1]
+                )
+                trainer.should_stop = True
 
     def _score(self, trainer: pl.Trainer, module: Any) -> dict[str, float]:
         module.eval()
@@ -118,6 +130,20 @@ class Validation(StepCallback):
         scores = module.compute_validation()
         module.step_metrics |= {f"val/{name}": value for name, value in scores.items()}
         return scores
+
+
+def early_stop(config: BaseTrainerConfig, progress: Progress, every: int) -> str | None:
+    """Name the option that ends a run without a better validation for long enough, None if it does not.
+
+    Args:
+        config: the number of validations.
+        progress: of the run.
+        every: steps between validations.
+    """
+    if config.early_stopping is None or not progress.best:
+        return None
+    waited = -(-(progress.step - progress.best[0][1]) // every)
+    return f"trainer.early_stopping={config.early_stopping}" if waited >= config.early_stopping else None
 
 
 class Budget(StepCallback):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from mlm.config.experiment import PretrainConfig
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.parse import to_plain
 from mlm.counter import random_bits
+from mlm.files import shorten
 from mlm.optim.optimizer import set_learning_rate, skip_step_if
 from mlm.optim.schedule import learning_rate_factor
 from mlm.training.processes import reduce_over_ranks
@@ -36,6 +38,8 @@ from mlm.training.sharding import ShardedStrategy, local, shard, whole
 
 Ints = npt.NDArray[np.int64]
 
+COMPILED = "_orig_mod."
+"""What torch.compile puts into the names of weights."""
 UNPLANNED_STEPS = 1000
 """Length the schedule assumes until a time-limited run knows its own, and where the length is unlimited."""
 
@@ -184,6 +188,19 @@ class StepModule(pl.LightningModule):
             return self.trainer is not None
         except RuntimeError:
             return False
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load weights, whose names may have the prefix of a compiled model.
+
+        Raises:
+            InputError: they are not those of this model; names the first.
+        """
+        state = {name.replace(COMPILED, ""): value for name, value in state_dict.items()}
+        if different := sorted(state.keys() ^ self.state_dict().keys()):
+            raise InputError(f"the weights are those of another model; they differ in {shorten(different)}")
+        return super().load_state_dict(state, strict, assign)
 
     def data(self) -> Any:
         """Return the data module of the Trainer, None if there is none."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,8 +45,8 @@ from mlm.training.datamodule import FinetuneDataModule, scratch_shape
 from mlm.training.engine import StepModule
 from mlm.training.outcome import Outcome, finish, scores_of
 from mlm.training.processes import enter_run
-from mlm.training.run import Recipe, restore, run_training
-from mlm.training.run_folder import checkpoint_path, open_checkpoint, run_folder
+from mlm.training.run import Recipe, restore, run_training, take_kept_weights
+from mlm.training.run_folder import run_folder
 from mlm.training.tracking import build_tracker, pretraining_run, resolve_tracking
 
 WIDE, HIGH_RATE = 512, 1e-4
@@ -141,8 +140,9 @@ class FinetuneModule(StepModule):
         return build_optimizer(self.model, settings, matrix_blocks(self.model), share)
 
     def validation_step(self, batch: LabelledBatch, batch_idx: int) -> None:
-        """Collect the logits of one batch of validation examples."""
-        self.predictions.update(batch["rows"], classify(self.model, batch))
+        """Collect the logits of one batch of validation examples, in float32 as every command scores."""
+        with torch.autocast(self.device.type, enabled=False):
+            self.predictions.update(batch["rows"], classify(self.model, batch))
 
     def compute_validation(self) -> dict[str, float]:
         """Return the loss and the scores that the task asks for, the one that ranks epochs first."""
@@ -177,15 +177,6 @@ class FinetuneModule(StepModule):
         progress.epochs.append(counters | shown)
         self.step_metrics["epoch"] = number
         log.info("epoch %d: %s", number, ", ".join(f"{name} {value:.4f}" for name, value in shown.items()))
-        patience, best = self.config.trainer.early_stopping, self.best_epoch(data.steps_per_epoch)
-        if patience and number < self.config.trainer.max_epochs and number - best >= patience:
-            log.info("stopped after epoch %d: none since epoch %d is better", number, best)
-            trainer.should_stop = True
-
-    def best_epoch(self, steps_per_epoch: int) -> int:
-        """Return the number, from 1, of the epoch to keep."""
-        best = self.progress.best
-        return -(-(best[0][1] if best else self.progress.validated_at) // steps_per_epoch)
 
 
 def finetune(config: FinetuneConfig, *, selects: bool = False, title: str | None = None) -> int:
@@ -269,7 +260,6 @@ def train(config: FinetuneConfig, folder: Path, data: FinetuneDataModule, title:
         validation_columns=[f"val/{name}" for name in names],
         extra_columns=["epoch"],
         epoch_steps=epoch_steps,
-        keep_best=max(settings.keep_best, int(settings.keep == "best")),
         scores_start=False,
     )
     group = pretraining_run(str(config.model))
@@ -291,21 +281,16 @@ def finish_run(
 ) -> None:
     """Take the weights to keep, score what is scored once, and save; on the first process alone."""
     progress, parts, model = module.progress, data.parts, module.model
-    kept = progress.best[0][1] if config.trainer.keep == "best" and progress.best else progress.step
-    logits = module.logits
-    if kept != progress.step:
-        content = open_checkpoint(checkpoint_path(folder / "checkpoints", kept)).content
-        module.load_state_dict(content["state_dict"])
-        logits = None
+    kept = take_kept_weights(config, folder, module)
+    logits = module.logits if kept == progress.step else None
     model.eval()
     if trainer is not None:
         model.to(trainer.strategy.root_device)  # Lightning has put it back on the CPU
-    with trainer.precision_plugin.forward_context() if trainer else nullcontext():
-        predict = partial(predict_logits, model, batch_size=2 * config.trainer.rows_per_step)
-        if logits is None or progress.validated_at != progress.step:
-            logits = predict(examples=parts.validation)
-        scored = {suffix: predict(examples=part) for suffix, part in parts.scored.items()}
-        test = predict(examples=parts.test) if parts.test else None
+    predict = partial(predict_logits, model, batch_size=2 * config.trainer.rows_per_step)
+    if logits is None or progress.validated_at != progress.step:
+        logits = predict(examples=parts.validation)
+    scored = {suffix: predict(examples=part) for suffix, part in parts.scored.items()}
+    test = predict(examples=parts.test) if parts.test else None
     outcome = Outcome(
         config, folder, data.task, data.tokenizer, model, parts, logits, scored, test, progress, kept,
         -(-kept // data.steps_per_epoch),

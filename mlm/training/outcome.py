@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -304,14 +305,19 @@ def closing_message(config: FinetuneConfig, folder: Path, summary: dict[str, Any
     ]
     if "test_predictions" in summary:
         lines.append(f"predictions     {summary['test_predictions']}")
-    pair = config.data.text_pair_column or ("YOUR_SECOND_COLUMN" if summary["has_pairs"] else None)
-    columns = "" if config.data.text_column == "text" else f" --text_column {config.data.text_column}"
-    columns += f" --text_pair_column {pair}" if pair else ""
-    label = "" if config.data.label_column == "label" else f" --label_column {config.data.label_column}"
-    model = f"--model {summary['model_dir']}"
+    data = config.data
+    pair = data.text_pair_column or ("YOUR_SECOND_COLUMN" if summary["has_pairs"] else None)
+    columns = _flag("text_column", data.text_column, "text") + _flag("text_pair_column", pair, None)
+    label = _flag("label_column", data.label_column, "label")
+    model = f"--model {shlex.quote(summary['model_dir'])}"
     lines += [
         "\nnext",
         f"  label texts     mlm predict {model} --input YOUR_TEXTS.csv --output labels.csv{columns}",
         f"  score others    mlm evaluate {model} --input YOUR_LABELLED.csv{columns}{label}",
     ]
     return "\n".join(lines)
+
+
+def _flag(name: str, value: str | None, default: str | None) -> str:
+    """Return an option of a command to type, or nothing where it has its default."""
+    return "" if value in (None, default) else f" --{name} {shlex.quote(str(value))}"

@@ -1,4 +1,4 @@
-"""Pictures: the losses of pretraining; the epochs of fine-tuning, its confusion matrix, the scores of a suite."""
+"""Pictures: losses of pretraining; epochs and confusion matrix of fine-tuning; the scores of a suite."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from mlm.tokenizer import added_pieces, load_tokenizer, num_ids, tokenizer_diges
 from mlm.training.datamodule import PretrainDataModule, prepare_text
 from mlm.training.engine import StepModule
 from mlm.training.processes import enter_run
-from mlm.training.run import Recipe, restore, run_training
+from mlm.training.run import Recipe, restore, run_training, take_kept_weights
 from mlm.training.run_folder import Checkpoint, find_checkpoint, open_checkpoint, run_folder
 from mlm.training.summary import finish_run, provenance
 from mlm.training.tracking import build_tracker, resolve_tracking
@@ -208,13 +208,13 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
         validation_columns=("val/perplexity", "val/masked_accuracy"),
         extra_columns=MASKING_COLUMNS,
         num_workers=config.data.num_workers,
-        keep_best=settings.keep_best,
     )
     facts = {"corpus": {"sources": {source["path"]: source for source in corpus.sources}}}
     tracker = partial(build_tracker, config, config.logging, folder, facts | provenance(corpus))
 
     def finish(reason: str, trainer: Any) -> None:
-        finish_run(config, folder, corpus, module.model, module.progress, reason)
+        kept = take_kept_weights(config, folder, module)
+        finish_run(config, folder, corpus, module.model, module.progress, reason, kept)
 
     return run_training(config, folder, module, data, recipe, checkpoint, tracker, finish)
 

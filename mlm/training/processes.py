@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -285,5 +286,18 @@ def check_hardware(config: BaseTrainerConfig) -> int:
     accelerator = resolve_accelerator(config)
     devices, num_nodes = resolve_devices(config, accelerator)
     config.accumulation(devices * num_nodes)
+    if config.compile:
+        _check_compiler(accelerator)
     resolve_precision(config, accelerator)
     return devices * num_nodes
+
+
+def _check_compiler(accelerator: str) -> None:
+    """Raise InputError if torch.compile would find no compiler: C++ on a CPU, C for a GPU's launcher."""
+    language, variable, default = ("C++", "CXX", "g++") if accelerator == "cpu" else ("C", "CC", "gcc")
+    default = {"g++": "clang++", "gcc": "clang"}[default] if sys.platform == "darwin" else default
+    name = os.environ.get(variable, default)
+    rule = (
+        f"needs a {language} compiler, and there is no {name}: install it, set {variable}, or set it to false"
+    )
+    require(shutil.which(name) is not None, "trainer.compile", "true", rule)

@@ -36,6 +36,8 @@ class Progress:
     """Step of the newest validation."""
     best: list[tuple[float, int]] = field(default_factory=list)
     """Rank (lower is better) and step of the best validations, best first, for each checkpoint kept."""
+    lowest: tuple[float, int] | None = None
+    """Rank and step of the best validation of all, kept or not."""
     skipped: int = 0
     """Optimizer steps skipped for a non-finite loss or gradient."""
     skipped_in_a_row: int = 0

@@ -25,6 +25,7 @@ from mlm.training.callbacks import (
     SkippedSteps,
     Validation,
     bound_reached,
+    early_stop,
     save_failure,
 )
 from mlm.training.engine import StepDataModule, StepModule
@@ -42,6 +43,7 @@ from mlm.training.run_folder import (
     METRICS,
     AtomicCheckpointIO,
     Checkpoint,
+    checkpoint_path,
     find_checkpoint,
     keep_config,
     open_checkpoint,
@@ -72,8 +74,6 @@ class Recipe:
     """Steps of all epochs, where epochs bound the run."""
     num_workers: int | None = None
     """Loader processes."""
-    keep_best: int = 0
-    """Best checkpoints to keep."""
     scores_start: bool = True
     """Whether the untrained model is scored."""
 
@@ -131,8 +131,10 @@ def run_training(
         The exit status: 0, or 128 + the signal that stopped the run.
     """
     progress = module.progress
+    settings: Any = config.trainer
     if checkpoint:
-        reached = bound_reached(config.trainer, progress, progress.elapsed_s, recipe.epoch_steps)
+        reached = bound_reached(settings, progress, progress.elapsed_s, recipe.epoch_steps)
+        reached = reached or early_stop(settings, progress, recipe.val_every)
         if reached and (folder / "summary.json").exists():
             log.info("nothing to do: step %d was reached, and with it %s", checkpoint.step, reached)
             return 0
@@ -146,7 +148,6 @@ def run_training(
         keep_config(config, folder)
     (folder / "summary.json").unlink(missing_ok=True)
     module.managed = True
-    settings: Any = config.trainer
     clock, stop = Clock(), GracefulStop()
     budget = Budget(
         settings,
@@ -157,12 +158,13 @@ def run_training(
         recipe.val_every,
         recipe.epoch_steps,
     )
+    validation = Validation(recipe.val_every, settings, clock, at_start=recipe.scores_start)
     on_cpu = resolve_accelerator(settings) == "cpu"
     callbacks: list[pl.Callback] = [
         *([KeepFreedMemory()] if on_cpu and recipe.epoch_steps is None else []),
         clock,
         budget,
-        Validation(recipe.val_every, recipe.keep_best, clock, at_start=recipe.scores_start),
+        validation,
         MetricsTable(folder / METRICS, recipe.validation_columns, recipe.extra_columns),
         SkippedSteps(settings, folder / "checkpoints", recipe.save_every),
         stop,
@@ -182,9 +184,19 @@ def run_training(
         module.model = whole_model(module.model)
         if is_first_process():
             with stop.noting(), _report_save_failure(config, folder, save_failure(trainer)):
-                finish(str(budget.reason), trainer)
+                finish(str(validation.reason or budget.reason), trainer)
     end_tracking(trainer)
     return 128 + stop.signal if stop.signal else 0
+
+
+def take_kept_weights(config: PretrainConfig | FinetuneConfig, folder: Path, module: StepModule) -> int:
+    """Load the weights that `trainer.keep` asks for; return the step they are of."""
+    progress = module.progress
+    kept = progress.best[0][1] if config.trainer.keep == "best" and progress.best else progress.step
+    if kept != progress.step:
+        content = open_checkpoint(checkpoint_path(folder / "checkpoints", kept)).content
+        module.load_state_dict(content["state_dict"])
+    return kept
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import shutil
 import zipfile
 import zlib
@@ -99,9 +100,9 @@ def _make(runs_dir: Path, config: RunConfig) -> Path:
 
 def resume_command(config: RunConfig) -> str:
     """Return what to type to go on with a run."""
-    place = "" if config.runs_dir == RunConfig.runs_dir else f" --runs_dir {config.runs_dir}"
+    place = "" if config.runs_dir == RunConfig.runs_dir else f" --runs_dir {shlex.quote(config.runs_dir)}"
     script = "train.py" if isinstance(config, PretrainConfig) else "finetune.py"
-    return f"{command_for(script)} --resume --name {config.name}{place}"
+    return f"{command_for(script)} --resume --name {shlex.quote(str(config.name))}{place}"
 
 
 @contextmanager
@@ -254,6 +255,8 @@ def _check_content(content: Any) -> None:
         raise ValueError("its global_step or progress is not that of a run")
     if not all(isinstance(state, dict) and state for state in content["optimizer_states"]):
         raise ValueError("its optimizer_states are not those of an optimizer")
+    if foreign := content.get("hyper_parameters", {}).keys() - {"config", "model"}:
+        raise ValueError(f"another program wrote it: its hyper_parameters have {', '.join(sorted(foreign))}")
 
 
 def find_checkpoint(folder: Path) -> Checkpoint | None:

@@ -105,7 +105,7 @@ class ShardedStrategy(ModelParallelStrategy):
         """Divide the weights of the checkpoint."""
         assert self.lightning_module is not None
         mine = self.lightning_module.state_dict()
-        state = {name: _like(value, mine[name]) for name, value in checkpoint["state_dict"].items()}
+        state = {name: _like(value, mine.get(name)) for name, value in checkpoint["state_dict"].items()}
         self.lightning_module.load_state_dict(state, strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -95,7 +96,8 @@ def run_suite(config: FinetuneConfig) -> int:
             rest = [run for run in runs if run not in first]
             status = run_units(config, [from_mnli(run, first) for run in rest] if first else rest)
         if status:
-            log.warning("stopped; to continue, start the same command again with --name %s", config.name)
+            name = shlex.quote(str(config.name))
+            log.warning("stopped; to continue, start the same command again with --name %s", name)
             return status
         if DIAGNOSTIC in config.task:
             answer_diagnostic(config, [run for run in runs if run.task == [MNLI]])

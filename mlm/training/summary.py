@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -28,11 +30,17 @@ from mlm.tokenizer import tokenizer_digest
 from mlm.training.progress import Progress
 from mlm.training.reporting import read_metrics
 from mlm.training.run_folder import resume_command
+from mlm.training.tracking import tracked_folders
 
 SCORED_ROWS = 32
 """Held-out rows a pass where no Trainer says how many fit."""
+WORSE = 0.02
+"""Nats of validation loss, above the noise of frozen masks, from which a model counts as worse."""
 CHECKED_ROWS = 4
 """Held-out rows on which the saved model is compared with the trained one."""
+
+
+log = logging.getLogger(__name__)
 
 
 def finish_run(
@@ -42,13 +50,15 @@ def finish_run(
     model: MaskedLM,
     progress: Progress,
     reason: str,
+    kept: int,
 ) -> None:
-    """Save model, curves and summary, and print the summary."""
+    """Save model, curves and summary, and print the summary; `kept` is the step of the weights."""
     assert progress.first, "a run begins with a validation"
     steps = progress.step
-    if progress.validated_at != steps:  # stopped by a signal, and of the bounds now given one is behind
+    if progress.validated_at != kept:  # an earlier model, or stopped by a signal before its validation
         progress.last = score_held_out(config, corpus, model)
     assert progress.last, "and ends with one"
+    warn_if_worse(progress, kept, -(-len(corpus.train) // config.trainer.rows_per_step))
     summary = {
         "loss_first": progress.first["loss"],
         "val_loss": progress.last["loss"],
@@ -60,6 +70,7 @@ def finish_run(
         "vocab_size": corpus.tokenizer.get_vocab_size(),
         "num_parameters": sum(count_parameters(model.config).values()),
         "steps": steps,
+        "saved_step": kept,
         "skipped_steps": progress.skipped,
         "best": [{"step": step, "val_loss": loss} for loss, step in progress.best],
         "tokens": progress.tokens,
@@ -87,6 +98,23 @@ def finish_run(
     plot_losses(read_metrics(folder / "metrics.csv"), folder / "plots" / "loss.png", corpus.unigram_entropy)
     write_json(folder / "summary.json", summary)
     print(closing_message(config, folder, summary, progress))
+
+
+def warn_if_worse(progress: Progress, kept: int, steps_per_pass: int) -> None:
+    """Warn if an earlier validation was clearly better than that of the saved model."""
+    loss, step = progress.lowest or (math.inf, 0)
+    last = (progress.last or {}).get("loss", math.inf)
+    if last > loss + WORSE:
+        passes = (kept - step) / steps_per_pass
+        log.warning(
+            "the saved model (loss %.3f at step %d) is worse than that of step %d (loss %.3f), %.1f passes over"
+            " the text before: take --trainer.keep best, a lower --optimizer.lr, fewer steps or more text",
+            last,
+            kept,
+            step,
+            loss,
+            passes,
+        )
 
 
 def first_documents(rows: Rows) -> dict[str, Tensor]:
@@ -134,7 +162,7 @@ def git_commit(package: Path) -> str | None:
 def closing_message(config: PretrainConfig, folder: Path, summary: dict[str, Any], progress: Progress) -> str:
     """Return what the run achieved, where things are, and the next commands."""
     first, last = progress.first or {}, progress.last or {}
-    model = summary["model_dir"]
+    model, quoted = summary["model_dir"], shlex.quote(summary["model_dir"])
     minutes, seconds = divmod(round(summary["elapsed_s"]), 60)
     return f"""
 {config.name}: {summary["steps"]:,} steps in {minutes} min {seconds} s, ended by {summary["stopped_by"]}
@@ -146,21 +174,21 @@ word counts alone {summary["unigram_entropy"]:.3f})
   accuracy      {first["masked_accuracy"]:10.1%} {last["masked_accuracy"]:10.1%}   (masked tokens)
 
 tokens seen     {summary["tokens"]:,} at {summary["tokens_per_second"]:,.0f} tokens/s
-model           {model}  ({summary["num_parameters"]:,} parameters)
+model           {model}  ({summary["num_parameters"]:,} parameters, of step {summary["saved_step"]:,})
 curves          {folder / "plots" / "loss.png"}, {folder / "metrics.csv"}
 tracked run     {_tracked_run(folder)}
 
 next
-  fill a mask     mlm fill-mask --model {model} "the [MASK] of the function"
-  evaluate        mlm evaluate --model {model} --data.sources YOUR_TEXT.txt
-  fine-tune       {command_for("finetune.py")} --model {model}
+  fill a mask     mlm fill-mask --model {quoted} "the [MASK] of the function"
+  evaluate        mlm evaluate --model {quoted} --data.sources YOUR_TEXT.txt
+  fine-tune       {command_for("finetune.py")} --model {quoted}
   train longer    {resume_command(config)} --trainer.max_steps {2 * summary["steps"]}
   your own text   {command_for("train.py")} --data.sources YOUR_FOLDER"""
 
 
 def _tracked_run(folder: Path) -> str:
-    offline = sorted(folder.glob("wandb/offline-run-*"))
-    if offline:
-        return f"{offline[-1]}  (upload: wandb sync {offline[-1]})"
-    online = sorted(folder.glob("wandb/run-*-*"))
+    offline, online = tracked_folders(folder)
+    if offline:  # a resumed run has several, which belong together
+        command = shlex.join(["wandb", "sync", *map(str, offline)])
+        return f"{offline[-1]}  (upload: {command})"
     return str(online[-1]) if online else "none (logging.wandb=disabled)"

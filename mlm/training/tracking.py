@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 import netrc
@@ -33,8 +34,18 @@ INIT_TIMEOUT_S = 20.0
 FINISH_TIMEOUT_S = 20.0
 """How long the upload may take at the end; the rest stays in the run folder."""
 NOT_LOGGED_IN = "not logged in (wandb login)"
-RUN_ID, NEWEST_STEP = "run-id.txt", "newest-step.txt"
+RUN_ID, NAMES, NEWEST_STEP = "run-id.txt", "names.json", "newest-step.txt"
 """Files in the folder `wandb` of a run."""
+NAMED_BY = {
+    "entity": "WANDB_ENTITY",
+    "project": "WANDB_PROJECT",
+    "name": "WANDB_NAME",
+    "group": "WANDB_RUN_GROUP",
+    "notes": "WANDB_NOTES",
+    "tags": "WANDB_TAGS",
+}
+"""Environment variables of wandb, by the argument of `wandb.init` that they stand for."""
+NOT_USED = ("WANDB_LOG_MODEL", "WANDB_WATCH")
 
 log = logging.getLogger(__name__)
 
@@ -45,18 +56,35 @@ def resolve_tracking(config: LoggingConfig) -> LoggingConfig:
     Raises:
         InputError: online is configured and impossible, or $WANDB_MODE is not a mode.
     """
-    wanted = os.environ.get("WANDB_MODE") or config.wandb
-    wanted = "offline" if wanted == "dryrun" else wanted
-    if wanted not in ("auto", "online", "offline", "disabled"):
-        raise InputError(f"WANDB_MODE={wanted} is none of online, offline, disabled")
+    wanted, place = _wanted_mode(config)
     if wanted in ("auto", "online"):
         obstacle = _obstacle_to_tracking() if is_first_process() else "another process tracks"
         if obstacle and wanted == "online":
-            raise InputError(f"logging.wandb=online: {obstacle}; take offline, and upload with `wandb sync`")
+            raise InputError(f"{place}=online: {obstacle}; take offline, and upload with `wandb sync`")
         if obstacle and obstacle != NOT_LOGGED_IN:
             log.warning("Weights & Biases: %s; tracking offline", obstacle)
         wanted = "offline" if obstacle else "online"
+    unused = [name for name in NOT_USED if os.environ.get(name)]
+    if unused and wanted != "disabled" and is_first_process():
+        log.warning("%s has no effect here: models and gradients are not uploaded", " and ".join(unused))
     return replace(config, wandb=wanted)  # type: ignore[arg-type]
+
+
+def _wanted_mode(config: LoggingConfig) -> tuple[str, str]:
+    """Return the mode and where it comes from: the configuration, else wandb's environment variables.
+
+    Raises:
+        InputError: $WANDB_MODE is not a mode.
+    """
+    if config.wandb != "auto":
+        return config.wandb, "logging.wandb"
+    if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on"):
+        return "disabled", "WANDB_DISABLED"
+    mode = os.environ.get("WANDB_MODE") or "auto"
+    mode = "offline" if mode == "dryrun" else mode
+    if mode not in ("auto", "online", "offline", "disabled"):
+        raise InputError(f"WANDB_MODE={mode} is none of online, offline, disabled")
+    return mode, "WANDB_MODE"
 
 
 def _obstacle_to_tracking() -> str | None:
@@ -90,7 +118,7 @@ def import_tracker(config: LoggingConfig) -> None:
 
     wandb's classes search every imported module for documentation: a second less while these are few.
     """
-    if is_first_process() and "disabled" not in (config.wandb, os.environ.get("WANDB_MODE")):
+    if is_first_process() and _wanted_mode(config)[0] != "disabled":
         with suppress(ImportError):  # an inner module that wandb.init imports anyway
             import wandb.sdk.launch.inputs.internal  # noqa: F401
 
@@ -105,7 +133,7 @@ def build_tracker(
 ) -> Any:
     """Return a Weights & Biases logger, or False when this process does not track.
 
-    The run id is kept in the run folder, so that a resumed run continues the same tracked run.
+    Its id and names are kept in the run folder, so that a resumed run continues the same tracked run.
 
     Args:
         config: stored with the run.
@@ -121,17 +149,10 @@ def build_tracker(
     import wandb
     from lightning.pytorch.loggers import WandbLogger
 
-    run_id = folder / "wandb" / RUN_ID
-    if not run_id.exists():
-        run_id.parent.mkdir(exist_ok=True)
-        run_id.write_text(secrets.token_hex(4))
     online = tracking.wandb == "online"
     arguments: dict[str, Any] = {
-        "dir": folder,
-        "id": run_id.read_text().strip(),
-        "name": title or folder.name,
-        "group": group,
-        "project": tracking.project,
+        **_run_names(folder, tracking.project, group, title),
+        "dir": os.environ.get("WANDB_DIR") or folder,
         "config": {**to_plain(config), **(facts or {})},
         "settings": wandb.Settings(
             init_timeout=INIT_TIMEOUT_S, finish_timeout=FINISH_TIMEOUT_S, silent=True, console="off"
@@ -149,6 +170,35 @@ def build_tracker(
         run.define_metric(axis)
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(experiment=run)
+
+
+def _run_names(folder: Path, project: str | None, group: str | None, title: str | None) -> dict[str, Any]:
+    """Return id, name, project and so on of the tracked run, and store them for the run that resumes it.
+
+    The configuration wins over wandb's environment variables, these over what an earlier start stored.
+    """
+    run_id, stored = folder / "wandb" / RUN_ID, folder / "wandb" / NAMES
+    known = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {}
+    known |= {name: os.environ[key] for name, key in NAMED_BY.items() if os.environ.get(key)}
+    if not run_id.exists():
+        given = os.environ.get("WANDB_RUN_ID") if title is None else None  # parts of a suite need their own
+        write_text(run_id, given or secrets.token_hex(4))
+    write_text(stored, json.dumps(known))
+    if "tags" in known:
+        known["tags"] = [tag.strip() for tag in known["tags"].split(",")]
+    chosen = {"project": project, "name": title}
+    chosen = {name: value for name, value in chosen.items() if value}
+    names = {"name": folder.name, "project": "mlm", "group": group}
+    return {"id": run_id.read_text(encoding="utf-8").strip(), **names, **known, **chosen}
+
+
+def tracked_folders(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the folders that wandb wrote for the run of a run folder: offline and online, oldest first."""
+    run_id, place = folder / "wandb" / RUN_ID, Path(os.environ.get("WANDB_DIR") or folder, "wandb")
+    if not run_id.exists():
+        return [], []
+    end = glob.escape(run_id.read_text(encoding="utf-8").strip())
+    return sorted(place.glob(f"offline-run-*-{end}")), sorted(place.glob(f"run-*-{end}"))
 
 
 def tracked_step(folder: Path) -> int:

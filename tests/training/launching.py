@@ -83,7 +83,7 @@ def printed(run):
     return run.output.read()
 
 
-def finish(run, status=0, timeout=60):
+def finish(run, status=0, timeout=180):
     """Wait for the end and return what was printed."""
     with suppress(subprocess.TimeoutExpired):
         run.wait(timeout)
@@ -91,7 +91,7 @@ def finish(run, status=0, timeout=60):
     return printed(run)
 
 
-def launch(command, environment=None, status=0, timeout=60):
+def launch(command, environment=None, status=0, timeout=180):
     with started(command, environment) as run:
         return finish(run, status, timeout)
 
@@ -150,7 +150,7 @@ def started_ranks(arguments, environments, output):
             process.join()
 
 
-def run_ranks(config, *more, environments=None, status=0, timeout=60):
+def run_ranks(config, *more, environments=None, status=0, timeout=180):
     """Run train.py in two processes to its end, by default as torchrun would; return what they print."""
     output = Path(config.runs_dir).parent / f"{config.name}.log"
     output.unlink(missing_ok=True)
@@ -178,7 +178,7 @@ def newest_step(config):
     return max((int(path.stem[-8:]) for path in folder_of(config).glob("checkpoints/step-*.ckpt")), default=0)
 
 
-def wait_for(condition, run, timeout=60):
+def wait_for(condition, run, timeout=180):
     deadline = time.monotonic() + timeout
     while not condition():
         assert run.poll() is None, printed(run)
