@@ -81,6 +81,7 @@ def test_without_control_groups(tmp_path):
     assert available_cores(tmp_path / "missing", tmp_path) == HERE
 
 
+@pytest.mark.slow
 def test_processes_share_the_cores_unless_the_user_sets_threads():
     def threads(call, **environment):
         mine = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

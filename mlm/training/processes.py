@@ -297,7 +297,5 @@ def _check_compiler(accelerator: str) -> None:
     language, variable, default = ("C++", "CXX", "g++") if accelerator == "cpu" else ("C", "CC", "gcc")
     default = {"g++": "clang++", "gcc": "clang"}[default] if sys.platform == "darwin" else default
     name = os.environ.get(variable, default)
-    rule = (
-        f"needs a {language} compiler, and there is no {name}: install it, set {variable}, or set it to false"
-    )
+    rule = f"needs a {language} compiler and finds no {name}: install one, set {variable}, or leave it out"
     require(shutil.which(name) is not None, "trainer.compile", "true", rule)

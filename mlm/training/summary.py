@@ -107,8 +107,8 @@ def warn_if_worse(progress: Progress, kept: int, steps_per_pass: int) -> None:
     if last > loss + WORSE:
         passes = (kept - step) / steps_per_pass
         log.warning(
-            "the saved model (loss %.3f at step %d) is worse than that of step %d (loss %.3f), %.1f passes over"
-            " the text before: take --trainer.keep best, a lower --optimizer.lr, fewer steps or more text",
+            "the saved model (loss %.3f at step %d) is worse than that of step %d (loss %.3f), %.1f passes"
+            " over the text before: take --trainer.keep best, a lower --optimizer.lr, fewer steps, more text",
             last,
             kept,
             step,

@@ -177,3 +177,29 @@ def test_no_command_runs_code_in_pickled_weights(tiny, text, tmp_path, monkeypat
         main([word.format(model, **places) for word in words.split()[1:]])
     assert "could run code" in capsys.readouterr().err
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("foreign", [{"_class_path": "os.system"}, {"_instantiator": "x"}, {"lr": 0.1}])
+def test_a_checkpoint_of_another_program_is_named(tmp_path, caplog, foreign):
+    save(tmp_path, 1, hyper_parameters={"config": {}, **foreign})
+    with pytest.raises(InputError, match="all checkpoints"):
+        find_checkpoint(tmp_path)
+    assert f"another program wrote it: its hyper_parameters have {next(iter(foreign))}" in caplog.text
+
+
+def edit_weights(path, change):
+    content = torch.load(path, weights_only=True)
+    content["state_dict"] = {change(name): value for name, value in content["state_dict"].items()}
+    torch.save(content, path)
+
+
+def test_the_prefix_of_a_compiled_model_is_understood_and_other_names_are_refused(tiny):
+    config = tiny(trainer={"max_steps": 4, "save_every": 2})
+    pretrain(config)
+    path = checkpoint_path(folder_of(config) / "checkpoints", 4)
+    edit_weights(path, lambda name: name.replace("model.", "model._orig_mod.", 1))
+    longer = replace(config, resume=True, trainer=replace(config.trainer, max_steps=6))
+    pretrain(longer)
+    edit_weights(checkpoint_path(folder_of(config) / "checkpoints", 6), lambda name: f"teacher.{name}")
+    with pytest.raises(InputError, match=r"weights are those of another model; they differ in model\."):
+        pretrain(replace(longer, trainer=replace(config.trainer, max_steps=8)))

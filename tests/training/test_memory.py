@@ -57,6 +57,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 their place: where the memory lies is left to chance, and the first may not fit where the next ones will."""
 
 
+@pytest.mark.slow
 def test_freed_memory_is_kept_unless_the_user_decides():
     (plain,) = numbers_of(FAULTS, "leave")
     assert numbers_of(FAULTS, "keep")[0] < plain / 3
@@ -91,6 +92,7 @@ print(before, after, whole, kept, resident())
 """Many small tables, then fifty of 4 MB; the last ones, in use, stand at the end of the memory."""
 
 
+@pytest.mark.slow
 def test_what_was_freed_before_is_not_kept_and_what_was_kept_is_given_back():
     page = os.sysconf("SC_PAGE_SIZE") / 2**20
     before, after, whole, kept, left = (pages * page for pages in numbers_of(KEPT))
@@ -117,6 +119,7 @@ print(whole, resident())
 """A block of 28 MB, which teaches glibc that such blocks are not for good, then 25 of 50 tables are freed."""
 
 
+@pytest.mark.slow
 def test_large_blocks_leave_no_holes_where_they_are_mapped():
     page = os.sysconf("SC_PAGE_SIZE") / 2**20
     held = {}

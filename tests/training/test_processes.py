@@ -76,6 +76,7 @@ sys.exit(pretrain(parse_config(PretrainConfig, prog="tells")))
 """
 
 
+@pytest.mark.slow
 def test_processes_that_we_start_share_the_cores(tiny, tmp_path):
     (script := tmp_path / "tells.py").write_text(TELLS_THREADS)
     _, *options = flags(tiny(trainer={"max_steps": 1, "devices": 2}))
@@ -283,7 +284,7 @@ def fine_tuned_weights(tmp_path, name):
     return load_file(tmp_path / "runs" / name / "model" / "model.safetensors")
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_fine_tuning_on_two_processes_equals_one(tiny, alone, tmp_path, strategy):
     encoder, two = folder_of(alone) / "model", ("--trainer.devices=2", f"--trainer.strategy={strategy}")
     launch([*ALONE, *fine_tuned(tmp_path, encoder, "one")])

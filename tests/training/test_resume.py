@@ -150,9 +150,9 @@ def die_in_the_middle_of_a_file():
     [
         (5, kill, True, 3, 2),
         (2, kill, False, 3, 0),  # a validation is one pass: that after step 4
-        (6, kill_before_rename, True, 3, 2),
+        pytest.param(6, kill_before_rename, True, 3, 2, marks=pytest.mark.slow),
         (6, die_in_the_middle_of_a_file, True, 3, 0),
-        (2, kill, True, None, 0),
+        pytest.param(2, kill, True, None, 0, marks=pytest.mark.slow),
     ],
     ids=["step", "validation", "before-rename", "half-a-file", "before-any-checkpoint"],
 )

@@ -1,5 +1,15 @@
+import json
+import shlex
 import subprocess
 
+import pytest
+import torch
+from run_files import column, folder_of, weights
+
+from mlm.__main__ import main
+from mlm.config.errors import InputError
+from mlm.training.pretraining import pretrain
+from mlm.training.run_folder import checkpoint_path
 from mlm.training.summary import git_commit
 
 
@@ -23,3 +33,55 @@ def test_commit_of_the_code(tmp_path):
     (package / "__init__.py").write_text("x = 1")
     assert git_commit(package) == f"{head}-dirty"
     assert git_commit(tmp_path / "nowhere") is None
+
+
+def spoiled(tiny, **trainer):
+    """A run whose rate is so high that the loss only rises."""
+    bounds = {"max_steps": 12, "val_every": 2, "save_every": 2} | trainer
+    return tiny(optimizer={"lr": 0.3}, trainer=bounds)
+
+
+def test_a_model_worse_than_an_earlier_one_is_named(tiny, caplog):
+    config = spoiled(tiny)
+    pretrain(config)
+    losses = column(config, "val/loss")
+    assert min(losses) == losses[0] < losses[-1]
+    assert f"the saved model (loss {losses[-1]:.3f} at step 12) is worse than that of step 0" in caplog.text
+
+
+def test_the_best_model_is_saved_and_the_run_ends_without_a_better_one(tiny, caplog):
+    config = spoiled(tiny, keep="best", early_stopping=2, max_steps=200)
+    pretrain(config)
+    losses = column(config, "val/loss")[1:]
+    best = 2 * (1 + losses.index(min(losses)))
+    summary = json.loads((folder_of(config) / "summary.json").read_text())
+    assert (summary["saved_step"], summary["steps"]) == (best, best + 4)
+    assert summary["stopped_by"] == "trainer.early_stopping=2"
+    assert summary["val_loss"] == pytest.approx(min(losses), abs=1e-4)
+    path = checkpoint_path(folder_of(config) / "checkpoints", best)
+    state = torch.load(path, weights_only=True)["state_dict"]
+    saved = weights(config)
+    assert any(torch.equal(saved[name], value) for name in saved for value in state.values())
+    caplog.clear()
+    config.resume = True
+    pretrain(config)
+    assert "nothing to do" in caplog.text
+
+
+def test_printed_commands_can_be_typed(tiny, capsys):
+    config = tiny(name="my run (#1)", trainer={"max_steps": 4})
+    pretrain(config)
+    lines = capsys.readouterr().out.splitlines()
+    commands = {line[2:17].strip(): shlex.split(line[18:]) for line in lines if line.startswith("  ")}
+    model = str(folder_of(config) / "model")
+    assert commands["fill a mask"][:4] == ["mlm", "fill-mask", "--model", model]
+    assert main(commands["fill a mask"][1:]) == 0
+    assert commands["train longer"][-6:-4] == ["--name", "my run (#1)"]
+
+
+def test_compiling_without_a_compiler_is_refused_before_anything_is_read(tiny, monkeypatch):
+    monkeypatch.setenv("CXX", "/no/such/g++")
+    config = tiny(trainer={"compile": True})
+    with pytest.raises(InputError, match=r"trainer.compile=true needs a C\+\+ compiler and finds no /no"):
+        pretrain(config)
+    assert not folder_of(config).exists()

@@ -1,6 +1,7 @@
 """Weights & Biases: never a prompt, never a wait, never the end of a run."""
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -8,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from launching import ALONE, flags, launch, newest_step, run_ranks, started, wait_for
-from read_wandb import read
+from read_wandb import read, records
 from run_files import folder_of
 
 from mlm.config.errors import InputError
@@ -33,9 +34,30 @@ def test_a_plain_wish_is_taken_as_it_is(mode):
     assert resolve_tracking(LoggingConfig(wandb=mode)).wandb == mode
 
 
-def test_the_environment_wins_and_must_be_a_mode(monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert resolve_tracking(LoggingConfig(wandb="offline")).wandb == "disabled"
+@pytest.mark.parametrize(
+    ("variables", "configured", "expected"),
+    [
+        ({"WANDB_MODE": "disabled"}, "auto", "disabled"),
+        ({"WANDB_MODE": "dryrun"}, "auto", "offline"),
+        ({"WANDB_MODE": "disabled"}, "offline", "offline"),
+        ({"WANDB_MODE": "online"}, "disabled", "disabled"),
+        ({"WANDB_DISABLED": "true"}, "auto", "disabled"),
+        ({"WANDB_DISABLED": "true"}, "offline", "offline"),
+    ],
+)
+def test_the_configuration_wins_over_the_environment(monkeypatch, variables, configured, expected):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert resolve_tracking(LoggingConfig(wandb=configured)).wandb == expected
+
+
+def test_a_variable_that_asks_for_more_than_there_is_is_named(monkeypatch, caplog):
+    monkeypatch.setenv("WANDB_LOG_MODEL", "checkpoint")
+    resolve_tracking(LoggingConfig(wandb="offline"))
+    assert "WANDB_LOG_MODEL has no effect here" in caplog.text
+
+
+def test_the_mode_of_the_environment_must_be_one(monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "nonsense")
     with pytest.raises(InputError, match="WANDB_MODE=nonsense"):
         resolve_tracking(LoggingConfig())
@@ -168,3 +190,45 @@ def test_the_tracker_is_imported_before_torch_if_it_is_needed(mode, expected):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == expected
+
+
+def run_records(config):
+    """The record of the run in each file of wandb, oldest first."""
+    files = sorted(folder_of(config).glob("wandb/offline-run-*/*.wandb"))
+    runs = [[one.run for one in records(path) if one.WhichOneof("record_type") == "run"] for path in files]
+    return [first for first, *_ in runs]
+
+
+def test_names_of_the_environment_are_used_and_kept_for_the_resumed_part(tiny, monkeypatch, capsys):
+    config = tiny(name="my run", logging=OFFLINE, trainer={"max_steps": 4})
+    variables = {
+        "WANDB_PROJECT": "harbour",
+        "WANDB_ENTITY": "port",
+        "WANDB_TAGS": "a, b",
+        "WANDB_NOTES": "first try",
+        "WANDB_RUN_GROUP": "ships",
+        "WANDB_RUN_ID": "x1y2",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    pretrain(config)
+    for name in variables:
+        monkeypatch.delenv(name)
+    capsys.readouterr()
+    pretrain(replace(config, resume=True, trainer=replace(config.trainer, max_steps=6)))
+    found = run_records(config)
+    assert len(found) == 2
+    for run in found:
+        assert (run.run_id, run.project, run.entity) == ("x1y2", "harbour", "port")
+        assert (list(run.tags), run.notes, run.run_group) == (["a", "b"], "first try", "ships")
+    line = next(line for line in capsys.readouterr().out.splitlines() if "upload: " in line)
+    command = shlex.split(line.partition("upload: ")[2].removesuffix(")"))
+    parts = sorted(folder_of(config).glob("wandb/offline-run-*"))
+    assert command == ["wandb", "sync", *map(str, parts)]
+
+
+def test_a_flag_wins_over_the_project_of_the_environment(tiny, monkeypatch):
+    monkeypatch.setenv("WANDB_PROJECT", "harbour")
+    config = tiny(logging=LoggingConfig(wandb="offline", project="mine"), trainer={"max_steps": 2})
+    pretrain(config)
+    assert run_records(config)[0].project == "mine"
