@@ -9,15 +9,15 @@ from __future__ import annotations
 import sys
 
 from mlm.config.finetune import FinetuneConfig
-from mlm.config.parse import log_to_stderr, one_line_errors, parse_config
+from mlm.startup.command import log_to_stderr, one_line_errors, parse_config
 
 
 def main() -> int:
     """Run what the command line asks for and return the exit status."""
     config = parse_config(FinetuneConfig, prog="finetune.py")
     log_to_stderr()
-    with one_line_errors("finetune.py"):
-        from mlm.training.tracking import import_tracker  # only now: a mistake is told before anything heavy
+    with one_line_errors("finetune.py", config):
+        from mlm.training.tracking import import_tracker  # only now: mistakes come before heavy imports
 
         import_tracker(config.logging)
         from mlm.training.suite import finetune_all

@@ -19,7 +19,6 @@ from measuring import median
 
 from mlm.config.data import prediction_slots
 from mlm.config.experiment import PretrainConfig
-from mlm.config.parse import parse_config
 from mlm.data.collate import MaskedBatch, MaskedRows, build_masking
 from mlm.data.corpus import Corpus
 from mlm.data.sampler import TrainingSampler
@@ -29,6 +28,7 @@ from mlm.model.loss import summed_cross_entropy
 from mlm.optim.optimizer import build_optimizer, set_learning_rate
 from mlm.optim.schedule import learning_rate_factor
 from mlm.plan import flops_per_token
+from mlm.startup.command import parse_config
 from mlm.training.engine import rescale_and_clip
 from mlm.training.hardware import resolve_precision
 from mlm.training.memory import keep_freed_memory, map_large_blocks

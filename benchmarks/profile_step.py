@@ -24,7 +24,7 @@ from measuring import machine_facts, table, write_result
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from mlm.config.experiment import PretrainConfig
-from mlm.config.parse import parse_config
+from mlm.startup.command import parse_config
 from mlm.training.pretraining import prepare
 
 STEPS = 4

@@ -3,7 +3,8 @@
 | package | contents | layer |
 |---|---|--:|
 | `config` | every option, as typed dataclasses; reading YAML and the command line | 0 |
-| `files`, `cores`, `counter`, `plan` | atomic files, cores, random numbers without state, costs | 1 |
+| `files`, `cores`, `counter`, `launch` | files, cores, random numbers, processes of a run | 1 |
+| `plan`, `startup` | costs; checks before torch is imported: command line, files, run folders | 2 |
 | `tokenizer`, `masking`, `model`, `optim` | vocabulary, prediction targets, encoder, updates | 2 |
 | `data`, `hub` | from text to batches; models on disk | 3 |
 | `evaluation` | scores and predictions | 4 |
@@ -19,7 +20,7 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
-    "load_config": "mlm.config.parse",
+    "load_config": "mlm.startup.command",
     "load_pretrained": "mlm.hub",
     "Predictor": "mlm.evaluation.predictor",
     "PretrainModule": "mlm.training.pretraining",

@@ -9,8 +9,8 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from mlm.config.errors import InputError
-from mlm.config.parse import log_to_stderr, one_line_errors, parse_config
 from mlm.config.values import nearest
+from mlm.startup.command import log_to_stderr, one_line_errors, parse_config
 
 
 class Command(NamedTuple):
@@ -73,7 +73,7 @@ COMMANDS = {
     ),
     "embed": Command(
         "turn each text of a file into a vector",
-        "mlm.config.embed:EmbedConfig",
+        "mlm.config.evaluation:EmbedConfig",
         "mlm.evaluation.embed:embed",
     ),
     "evaluate": Command(
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command, prog = COMMANDS[name], f"mlm {name}"
     config = parse_config(_load(command.config), rest, prog=prog, positional=command.positional)
     log_to_stderr()
-    with one_line_errors(prog):
+    with one_line_errors(prog, config):
         if name in ("pretrain", "finetune"):
             _load("mlm.training.tracking:import_tracker")(config.logging)  # first, as train.py does
         status = _load(command.function)(config)

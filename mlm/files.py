@@ -22,7 +22,10 @@ from mlm.config.errors import DiskError
 
 CACHE_PLACE = "disk with --data.cache_dir"
 """Suggested in place of a full disk where the file belongs to the cache; other files pass their own place."""
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+DISK_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+)
 
 
 @contextlib.contextmanager

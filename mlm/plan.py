@@ -13,7 +13,7 @@ from mlm.config.data import TokenizerConfig, prediction_slots
 from mlm.config.errors import InputError
 from mlm.config.experiment import PretrainConfig
 from mlm.config.model import ModelConfig
-from mlm.config.training import OptimizerConfig, TrainerConfig
+from mlm.config.training import BaseTrainerConfig, OptimizerConfig
 from mlm.files import format_bytes
 
 FLOAT_BYTES = 4
@@ -99,7 +99,7 @@ def training_memory(config: ModelConfig, optimizer: OptimizerConfig, shares: int
     return {part: -(-number // shares) * FLOAT_BYTES for part, number in numbers.items()}
 
 
-def planned_steps(trainer: TrainerConfig, tokens_per_step: float) -> int | None:
+def planned_steps(trainer: BaseTrainerConfig, tokens_per_step: float) -> int | None:
     """Return the optimizer steps that the budget allows; None: only time bounds it."""
     by_tokens = None if trainer.max_tokens is None else math.ceil(trainer.max_tokens / tokens_per_step)
     return min((steps for steps in (trainer.max_steps, by_tokens) if steps is not None), default=None)
@@ -144,7 +144,7 @@ def print_plan(config: PretrainConfig) -> None:
         print(f"{name:<17}{text}")
 
 
-def _shares(trainer: TrainerConfig) -> int | None:
+def _shares(trainer: BaseTrainerConfig) -> int | None:
     """Return the number of devices that the memory is divided among; None: unknown before the start."""
     if trainer.strategy != "fsdp2":
         return 1

@@ -16,7 +16,6 @@ from mlm.config.errors import InputError
 from mlm.config.experiment import PlanConfig, PretrainConfig
 from mlm.config.files import config_folder, shipped_names
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.config.parse import parse_config
 from mlm.config.training import OptimizerConfig, TrainerConfig
 from mlm.model import MaskedLM, SequenceClassifier, matrix_blocks
 from mlm.model.positions import distance_bias
@@ -29,6 +28,7 @@ from mlm.plan import (
     total_parameters,
     training_memory,
 )
+from mlm.startup.command import parse_config
 
 PUBLISHED = {  # vocabulary, encoder (BERT's with its pooler), masked language model
     "bert-tiny": (30522, 4_385_920, 4_416_698),

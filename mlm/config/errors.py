@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Configuration or data the user has to change; it names what, where, which value and what to do."""
+    """Configuration or data the user has to change; names what, where, which value and what to do.
+
+    Args:
+        message: one line.
+        key: the dotted key at fault, by which its file and line are found; empty: none.
+    """
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class WrongType(InputError):
+    """A value that is not of the type its key takes; on the command line it is named by its flag."""
 
 
 class DiskError(InputError):
@@ -17,19 +29,11 @@ class DiskError(InputError):
 def require(holds: bool, field: str, value: object, rule: str) -> None:
     """Raise a one-line InputError naming field, value and rule unless the rule holds."""
     if not holds:
-        raise InputError(f"{field}={value} {rule}")
-
-
-def require_finite(group: str, config: object) -> None:
-    """Raise InputError when a number of this group of the configuration is NaN or infinite."""
-    for name, value in vars(config).items():
-        for number in value if isinstance(value, tuple) else (value,):
-            finite = not isinstance(number, float) or math.isfinite(number)
-            require(finite, f"{group}.{name}", value, "must be finite")
+        raise InputError(f"{field}={value} {rule}", field.partition(":")[0])
 
 
 def require_defaults(config: object, names: Iterable[str], rule: str, group: str = "") -> None:
-    """Raise InputError when one of these fields has another value than its default."""
+    """Raise InputError when one of these fields differs from its default."""
     for name in names:
         value, default = getattr(config, name), getattr(type(config), name)
         fix = f"{rule}, or set it to {in_words(default)}"

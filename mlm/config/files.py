@@ -1,24 +1,23 @@
-"""Configuration files: where they lie, and YAML read as a tree of text.
+"""Configuration files: where they are found, and YAML read as a tree of text.
 
 - a file is named by its path, or a shipped one by its stem (`bert-mini`), from any folder
-- YAML's own guesses are never asked (to it `1e-4` is a string, `no` is false and `0010` is 8): every scalar
+- YAML's own guesses are not used (to it `1e-4` is a string, `no` is false and `0010` is 8): every scalar
   stays the text that was written, and `values.py` reads that text as the type of its field
-- a key that stands twice in a mapping is an error, as is what does not parse; both name file and line
+- a key that occurs twice in a mapping is an error, as is invalid YAML; both name file and line
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
 import yaml
 
-from mlm.config.errors import InputError, require
+from mlm.config.errors import InputError
 
 Tree: TypeAlias = "str | list[Tree] | dict[str, Tree] | None"
-"""What a piece of YAML says, every scalar as the text that was written; None: null or nothing."""
+"""A piece of YAML, every scalar as the text that was written; None: null or nothing."""
 
 
 def config_folder() -> Path:
@@ -31,33 +30,6 @@ def config_folder() -> Path:
 def shipped_names(kind: str) -> list[str]:
     """Return the stems of the shipped files in the sub-folder `kind`."""
     return sorted(path.stem for path in (config_folder() / kind).glob("*.yaml"))
-
-
-def check_output(key: str, path: str, *inputs: str) -> None:
-    """Check, before any work, that a file can be written, and that nothing is lost by it.
-
-    Args:
-        key: the option, for messages.
-        path: the file; of a link, what it points to counts.
-        inputs: files that are read, and folders in which files are.
-
-    Raises:
-        InputError: a folder, a device, a pipe or an input has that name, or nothing can be written there.
-    """
-    file = Path(os.path.realpath(path))
-    try:
-        require(file.parent.is_dir(), key, path, f"cannot be written: there is no folder {file.parent}")
-        require(not file.is_dir(), key, path, "is a folder; name a file")
-        is_there = file.exists()
-        require(not is_there or file.is_file(), key, path, "is a device or a pipe; name a file")
-        for name in filter(os.path.exists, inputs if is_there else ()):
-            is_input = os.path.samefile(name, file) or Path(os.path.realpath(name)) in file.parents
-            require(not is_input, key, path, f"is what is read ({name}), which would be lost; name another")
-        trial = file.with_name(f".{file.name}.{os.getpid()}")
-        trial.touch()
-        trial.unlink()
-    except OSError as error:
-        raise InputError(f"{key}={path} cannot be written: {error.strerror}; name another place") from None
 
 
 def find_config(name: str, kind: str, relative_to: Path | None = None) -> Path:
@@ -83,10 +55,10 @@ def find_config(name: str, kind: str, relative_to: Path | None = None) -> Path:
 
 
 def load_yaml(path: Path) -> yaml.Node | None:
-    """Return the node tree of a file; None when it holds nothing.
+    """Return the node tree of a file; None when it is empty.
 
     Raises:
-        InputError: not UTF-8 or not YAML; names file and line or byte.
+        InputError: unreadable, not UTF-8 or not YAML; names file and line or byte.
     """
     try:
         return parse_yaml(path.read_text(encoding="utf-8-sig"), str(path))
@@ -97,7 +69,11 @@ def load_yaml(path: Path) -> yaml.Node | None:
 
 
 def parse_yaml(text: str, where: str) -> yaml.Node | None:
-    """Return the node tree of a text; None when it holds nothing.
+    """Return the node tree of a text; None when it is empty.
+
+    Args:
+        text: YAML.
+        where: the file or flag it comes from, for messages; empty: the caller names it.
 
     Raises:
         InputError: the text is not YAML; names `where` and the line.
@@ -105,45 +81,56 @@ def parse_yaml(text: str, where: str) -> yaml.Node | None:
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = where if mark is None else _place(where, mark.line)
-        hint = "; quote a text that starts with *" if "alias" in f"{error.context} {error.problem}" else ""
-        raise InputError(f"{place}: not valid YAML: {error.problem}{hint}") from None
+        place = _place(where, error.problem_mark.line if error.problem_mark else None)
+        hint = "; quote a text that starts with *" if text[_offset(error) :].startswith("*") else ""
+        raise InputError(f"{place}not valid YAML: {error.problem}{hint}") from None
     except yaml.YAMLError as error:
-        raise InputError(f"{where}: not valid YAML: {error}") from None
+        raise InputError(f"{_place(where)}not valid YAML: {error}") from None
+    except RecursionError:
+        raise InputError(f"{_place(where)}YAML that is nested too deeply") from None
 
 
 def mapping_items(node: yaml.Node | None, where: str) -> Iterator[tuple[str, yaml.Node, str]]:
-    """Yield key, value and place of each entry of a mapping; nothing for null or an empty text.
+    """Yield key, value and place (`my.yaml:3: `) of each entry of a mapping; nothing for null.
 
     Raises:
-        InputError: the node is no mapping, or a key stands in it twice; names `where` and the line.
+        InputError: the node is not a mapping, or a key occurs twice; names `where` and the line.
     """
     if node is None or _is_null(node):
         return
     if not isinstance(node, yaml.MappingNode):
-        raise InputError(f"{_place(where, node.start_mark.line)}: expected lines of the form key: value")
+        raise InputError(f"{_place(where, node.start_mark.line)}expected lines of the form key: value")
     places: dict[str, str] = {}
     for key_node, value in node.value:
         key, place = str(key_node.value), _place(where, key_node.start_mark.line)
         if key in places:
-            raise InputError(f"{place}: {key} stands twice (first in {places[key]}); keep one")
+            first = places[key].removesuffix(": ")
+            raise InputError(
+                f"{place}{key} is given twice{f' (first in {first})' if first else ''}; keep one"
+            )
         places[key] = place
         yield key, value, place
 
 
 def read_tree(node: yaml.Node | None, where: str) -> Tree:
-    """Return what a node says, every scalar as the text that was written.
+    """Return the content of a node, every scalar as the text that was written.
 
     Raises:
-        InputError: a key stands twice in a mapping; names `where` and the line.
+        InputError: a key occurs twice in a mapping, or a value contains itself; names `where`.
     """
+    try:
+        return _tree(node, where)
+    except RecursionError:
+        raise InputError(f"{_place(where)}a YAML value contains itself, or is nested too deeply") from None
+
+
+def _tree(node: yaml.Node | None, where: str) -> Tree:
     if node is None or _is_null(node):
         return None
     if isinstance(node, yaml.MappingNode):
-        return {key: read_tree(value, where) for key, value, _ in mapping_items(node, where)}
+        return {key: _tree(value, where) for key, value, _ in mapping_items(node, where)}
     if isinstance(node, yaml.SequenceNode):
-        return [read_tree(value, where) for value in node.value]
+        return [_tree(value, where) for value in node.value]
     return str(node.value)
 
 
@@ -152,6 +139,14 @@ def _is_null(node: yaml.Node) -> bool:
     return plain and node.value in ("", "~", "null", "Null", "NULL")
 
 
-def _place(where: str, line: int) -> str:
-    """Add the line (counted from 0) to the name of a file, but not to the name of a flag."""
-    return where if where.startswith("-") else f"{where}:{line + 1}"
+def _offset(error: yaml.MarkedYAMLError) -> int:
+    """Return where in the text the mistake begins."""
+    marks = [mark.index for mark in (error.context_mark, error.problem_mark) if mark is not None]
+    return min(marks, default=0)
+
+
+def _place(where: str, line: int | None = None) -> str:
+    """Return the beginning of a message: `FILE:LINE: ` with the line counted from 0, or `--FLAG: `."""
+    if not where:
+        return ""
+    return f"{where}: " if line is None or where.startswith("-") else f"{where}:{line + 1}: "

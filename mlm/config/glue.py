@@ -6,11 +6,12 @@ for each task that wants something else. Several values of a key make a grid. No
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 from typing import Literal
 
 from mlm.config.errors import InputError, require
+from mlm.config.schema import schema
 from mlm.config.values import nearest
 
 GLUE_TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax")
@@ -27,7 +28,7 @@ Point = dict[str, float]
 """One combination of the values of a grid, by dotted key."""
 
 
-@dataclass
+@schema("recipes: ")
 class TaskRecipe:
     """What one task is trained with; several values of a key make a grid, none leave the key as it is."""
 
@@ -50,7 +51,7 @@ class TaskRecipe:
         known = self.task in (*GLUE_TASKS, "all")
         require(known, "recipes: task", self.task, f"is none of {', '.join(GLUE_TASKS)} or all")
         both = bool(self.weight_decay and self.step_decay)
-        require(not both, "recipes: step_decay", self.step_decay, "stands beside weight_decay; keep one")
+        require(not both, "recipes: step_decay", self.step_decay, "conflicts with weight_decay; keep one")
         alone = bool(self.step_decay and not self.lr)
         require(not alone, "recipes: step_decay", self.step_decay, "needs lr in the same entry")
         divides = not self.step_decay or all(rate > 0 for rate in self.lr)
@@ -94,7 +95,7 @@ def check_seeds(key: str, seeds: list[int]) -> None:
     """Check that every seed is a run of its own: a mean over the same run twice would look certain.
 
     Raises:
-        InputError: a seed is below 0, or stands twice.
+        InputError: a seed is below 0, or is given twice.
     """
     require(len(set(seeds)) == len(seeds), key, seeds, "names one twice")
     require(min(seeds, default=0) >= 0, key, seeds, "must be at least 0")
@@ -118,7 +119,7 @@ def check_tasks(tasks: list[str]) -> list[str]:
     for name in tasks:
         if name not in GLUE_TASKS:
             fix = nearest(name, list(GLUE_TASKS)) or f"; there are {', '.join(GLUE_TASKS)} and all"
-            raise InputError(f"task={name} is no task of GLUE{fix}")
+            raise InputError(f"task={name} is not a task of GLUE{fix}", "task")
     require(len(set(tasks)) == len(tasks), "task", ",".join(tasks), "names a task twice")
     alone = DIAGNOSTIC in tasks and MNLI not in tasks
     require(not alone, "task", DIAGNOSTIC, "has nothing to train on: MNLI's model answers it; add mnli")

@@ -1,21 +1,24 @@
-"""Which keys a command has, and what the user gave for them: as flags and in YAML files.
+"""The keys of a command, and the text that the user gave for them: as flags and in YAML files.
 
-Both ways of giving end in one flat table from dotted key to text and place: what follows need not know
-where a value came from, and every message can say it.
+Both end in one flat table from dotted key to text and place: what follows need not know where a value came
+from, and every message can say it.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, NoReturn, get_origin, get_type_hints
 
 import yaml
 
 from mlm.config.errors import InputError
 from mlm.config.files import Tree, find_config, load_yaml, mapping_items, parse_yaml, read_tree
-from mlm.config.values import TRUTHS, nearest
+from mlm.config.values import TRUTHS, nearest, options
+
+FLAG = "--"
+"""Place of a value from the command line."""
 
 
 class Given(NamedTuple):
@@ -23,10 +26,8 @@ class Given(NamedTuple):
 
     value: Tree
     """As text, or a list or mapping of text."""
-    where: str
-    """`--optimizer.lr`, or `my.yaml:3: optimizer.lr`."""
-    source: str
-    """The file, or `flags`."""
+    place: str = FLAG
+    """Beginning of a message about it: `my.yaml:3: `, or FLAG."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Keys:
     """Annotation of each key."""
     groups: list[str]
     """Keys that hold other keys."""
-    required: list[str]
-    """Keys without a default."""
+    aliases: dict[str, str]
+    """Other spellings of keys."""
     kind: str
     """Sub-folder of the shipped files that `--config` searches first."""
 
@@ -46,18 +47,18 @@ class Keys:
     def of(cls, config: Any, prefix: str = "") -> Keys:
         """Collect the keys of a dataclass and of the dataclasses in it."""
         kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", config.__name__.removesuffix("Config")).lower()
-        keys = cls({}, [], [], getattr(config, "shipped_kind", kind))
+        own = {f"{prefix}{alias}": f"{prefix}{key}" for alias, key in getattr(config, "aliases", {}).items()}
+        keys = cls({}, [], own, getattr(config, "shipped_kind", kind))
         types = get_type_hints(config)
         for field in fields(config):
             name, annotation = f"{prefix}{field.name}", types[field.name]
             if is_dataclass(annotation):
                 inner = cls.of(annotation, f"{name}.")
                 keys.types.update(inner.types)
+                keys.aliases.update(inner.aliases)
                 keys.groups.extend([name, *inner.groups])
             else:
                 keys.types[name] = annotation
-                if field.default is MISSING and field.default_factory is MISSING:
-                    keys.required.append(name)
         return keys
 
 
@@ -67,11 +68,12 @@ def read_flags(
     """Split a command line into the files of `--config` and the keys given as flags.
 
     Raises:
-        InputError: an unknown flag, a missing value, a word without a flag, a `--config` that is not there.
+        InputError: an unknown flag, a missing value, a word without a flag, a missing `--config` file.
     """
     files: list[Path] = []
     groups: dict[str, Given] = {}
     single: dict[str, Given] = {}
+    spelling: dict[str, str] = {}
     texts: list[Tree] = []
     rest = list(words)
     while rest:
@@ -82,7 +84,8 @@ def read_flags(
             texts.append(word)
             continue
         flag, equals, value = word.partition("=")
-        key = "config" if flag == "-c" else flag.removeprefix("--")
+        written = "config" if flag == "-c" else flag.removeprefix("--")
+        key = keys.aliases.get(written, written)
         if key != "config" and key not in keys.types and key not in keys.groups:
             _refuse_key(key, keys, "--", "")
         if not equals:
@@ -92,9 +95,12 @@ def read_flags(
         elif key in keys.groups:
             groups |= _group_flag(key, value, keys)
         else:
-            single[key] = Given(value, flag, "flags")
+            first = spelling.setdefault(key, flag)
+            if first != flag and single[key].value != value:
+                raise InputError(f"{first} {single[key].value} and {flag} {value} are one setting; keep one")
+            single[key] = Given(value)
     if positional is not None and texts:
-        single[positional] = Given(texts, positional, "flags")
+        single[positional] = Given(texts)
     return files, groups | single
 
 
@@ -103,11 +109,11 @@ def read_file(path: Path, keys: Keys, group: str = "") -> dict[str, Given]:
 
     Args:
         path: the file.
-        keys: the keys there are.
+        keys: the known keys.
         group: the group whose keys the file holds; empty: a file for the whole command.
 
     Raises:
-        InputError: not YAML, an unknown key, or a key that stands twice; names file and line.
+        InputError: not YAML, an unknown key, or a key that occurs twice; names file and line.
     """
     return _read_mapping(load_yaml(path), keys, group and f"{group}.", str(path), path.parent)
 
@@ -119,7 +125,7 @@ def _is_flag(word: str) -> bool:
 def _take_value(flag: str, rest: list[str], annotation: Any, positional: str | None) -> str:
     """Take from `rest` the value of a flag: none for a bare switch, several words for a list."""
     following = rest[0] if rest and not _is_flag(rest[0]) else None
-    is_switch = annotation is bool or bool in get_args(annotation)
+    is_switch = bool in options(annotation)
     if is_switch and (following is None or (positional and following.lower() not in TRUTHS)):
         return "true"
     if following is None:
@@ -146,27 +152,29 @@ def _read_mapping(
     own: dict[str, Given] = {}
     included: dict[str, Given] = {}
     for name, value, place in mapping_items(node, source):
-        key = f"{prefix}{name}"
+        key = keys.aliases.get(f"{prefix}{name}", f"{prefix}{name}")
         if key in keys.types:
-            new = {key: Given(read_tree(value, source), f"{place}: {key}", source)}
+            tree = read_tree(value, source)
+            # null for another spelling means that the key itself has the value
+            new = {} if tree is None and key != f"{prefix}{name}" else {key: Given(tree, place)}
         elif key not in keys.groups:
-            _refuse_key(key, keys, "", f"{place}: ")
+            _refuse_key(key, keys, "", place)
         elif isinstance(text := read_tree(value, source), str):
             try:
                 included |= read_file(find_config(text, key, folder), keys, key)
             except InputError as error:
-                raise InputError(f"{place}: {key}: {error}") from None
+                raise InputError(f"{place}{key}: {error}") from None
             continue
         else:
             new = _read_mapping(value, keys, f"{key}.", source, folder)
         for twice in own.keys() & new.keys():
-            raise InputError(f"{new[twice].where} stands twice in this file; keep one")
+            raise InputError(f"{new[twice].place}{twice} is given twice in this file; keep one")
         own |= new
-    # What a file says itself wins over what it includes, in whatever order the two stand.
+    # The file's own keys win over what it includes, whatever their order.
     return included | own
 
 
 def _refuse_key(key: str, keys: Keys, dashes: str, place: str) -> NoReturn:
-    known = [*keys.types, *keys.groups, *(["config", "help"] if dashes else [])]
+    known = [*keys.types, *keys.aliases, *keys.groups, *(["config", "help"] if dashes else [])]
     fix = nearest(key, known, dashes) or "; --help lists all keys"
     raise InputError(f"{place}unknown key {dashes}{key}{fix}")

@@ -1,4 +1,4 @@
-"""The encoder's shape and switches: all that decides what is computed, nothing about how it is trained.
+"""The shape and switches of the encoder: what is computed, not how it is trained.
 
 - names are Hugging Face's where its families agree; `mlm/hub/families.py` maps them to each family's spelling
 - the defaults are the small modern encoder of `configs/pretrain/default.yaml`
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
-from mlm.config.errors import InputError, require, require_finite
+from mlm.config.errors import InputError, require
+from mlm.config.schema import AboveZero, BelowOne, NonNegative, Positive, schema
 
 LabelType = Literal["classification", "regression", "multilabel"]
 """Whether a text has one of several classes, a number, or any number of classes."""
@@ -22,45 +23,30 @@ ModernBERT's transform; or its first token, with the dense layer of BERT, Distil
 VOCAB_MULTIPLE = 64
 """Embedding rows are padded to a multiple of this: matrix units like it, and nothing predicts the rest."""
 
-_LEAST = {
-    "vocab_size": (1, True),
-    "hidden_size": (1, False),
-    "num_hidden_layers": (1, False),
-    "num_attention_heads": (1, False),
-    "intermediate_size": (1, False),
-    "max_position_embeddings": (1, True),
-    "embedding_size": (1, True),
-    "position_offset": (0, False),
-    "global_attn_every_n_layers": (1, False),
-    "local_attention": (1, False),
-    "type_vocab_size": (0, False),
-}
-"""Smallest value of each whole number, and whether it may be null."""
 
-
-@dataclass
+@schema("model.")
 class ModelConfig:
     """Shape and switches of the encoder."""
 
-    vocab_size: int | None = None
+    vocab_size: Positive | None = None
     """Embedding rows; null: the tokenizer's size, rounded up to 64s."""
-    hidden_size: int = 256
+    hidden_size: Positive = 256
     """Width of the residual stream."""
-    num_hidden_layers: int = 4
+    num_hidden_layers: Positive = 4
     """Number of encoder layers."""
-    num_attention_heads: int = 4
+    num_attention_heads: Positive = 4
     """Attention heads; must divide hidden_size."""
-    intermediate_size: int = 672
+    intermediate_size: Positive = 672
     """Feed-forward width; three matrices of geglu or swiglu at 8/3 of hidden_size equal two at 4."""
-    max_position_embeddings: int | None = None
+    max_position_embeddings: Positive | None = None
     """Longest row in tokens the model may see; null: data.seq_len."""
-    embedding_size: int | None = None
+    embedding_size: Positive | None = None
     """Width of the embedding tables, then projected; null: hidden_size."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     """Kind of norm; rmsnorm does not subtract the mean."""
     norm_position: Literal["pre", "post"] = "pre"
     """Normalise before each sublayer, or after each residual sum."""
-    norm_eps: float = 1e-5
+    norm_eps: AboveZero = 1e-5
     """Added to the variance in every norm."""
     norm_bias: bool = False
     """LayerNorm has a shift as well as a scale."""
@@ -70,17 +56,17 @@ class ModelConfig:
     """Normalise the last layer's output; null: if norm_position is pre."""
     position_embedding: Literal["rotary", "learned", "sinusoidal", "none"] = "rotary"
     """Rotation, or a table that is added."""
-    position_offset: int = 0
+    position_offset: NonNegative = 0
     """Row of the table that the first token takes (2 in RoBERTa)."""
-    rotary_theta: float = 10000.0
+    rotary_theta: AboveZero = 10000.0
     """Base of the rotary wavelengths in layers with full attention."""
-    local_rotary_theta: float = 10000.0
+    local_rotary_theta: AboveZero = 10000.0
     """The same in layers with local attention."""
     attention: Literal["bidirectional", "causal"] = "bidirectional"
     """See both sides, or nothing that comes later."""
-    global_attn_every_n_layers: int = 1
+    global_attn_every_n_layers: Positive = 1
     """Full attention in every n-th layer from the first on, local in the others."""
-    local_attention: int = 128
+    local_attention: Positive = 128
     """Window of local attention, half of it on each side."""
     activation: Literal["relu", "gelu", "geglu", "swiglu"] = "geglu"
     """Feed-forward non-linearity; the last two are gated."""
@@ -88,13 +74,13 @@ class ModelConfig:
     """The attention projections have biases."""
     mlp_bias: bool = False
     """The feed-forward projections have biases."""
-    type_vocab_size: int = 0
+    type_vocab_size: NonNegative = 0
     """Rows of the segment (token type) table; 0: none."""
-    embedding_dropout: float = 0.0
+    embedding_dropout: BelowOne = 0.0
     """Dropout on the embeddings, in [0, 1)."""
-    attention_dropout: float = 0.0
+    attention_dropout: BelowOne = 0.0
     """Dropout on the attention weights, in [0, 1)."""
-    hidden_dropout: float = 0.0
+    hidden_dropout: BelowOne = 0.0
     """Dropout on each sublayer's output, in [0, 1)."""
     first_attention_norm: bool = False
     """Pre-norm only: normalise before the first attention as well."""
@@ -106,12 +92,10 @@ class ModelConfig:
     """The output matrix is the token table; false: one of its own."""
     pooling: Pooling | None = None
     """A text's vector: first token, mean, or layer on the first; null: cls_tanh if norm_position is post."""
-    initializer_range: float = 0.02
+    initializer_range: AboveZero = 0.02
     """Standard deviation of the initial weights, truncated at two of them."""
 
     def __post_init__(self) -> None:
-        require_finite("model", self)
-        self._check_ranges()
         self._check_heads()
         self._check_combinations()
         # One spelling for one model, so that two configurations can be compared.
@@ -121,48 +105,33 @@ class ModelConfig:
             self.final_norm = None
         if self.pooling is None:
             self.pooling = "cls" if self.norm_position == "pre" else "cls_tanh"
-        known = get_args(Pooling)
-        require(self.pooling in known, "model.pooling", self.pooling, f"must be one of {', '.join(known)}")
-
-    def _check_ranges(self) -> None:
-        for name, (least, nullable) in _LEAST.items():
-            value = getattr(self, name)
-            fits = nullable if value is None else value >= least
-            require(fits, f"model.{name}", value, f"must be at least {least}{', or null' * nullable}")
-        for name in ("embedding_dropout", "attention_dropout", "hidden_dropout"):
-            value = getattr(self, name)
-            require(0 <= value < 1, f"model.{name}", value, "must lie in [0, 1)")
-        for name in ("norm_eps", "initializer_range", "rotary_theta", "local_rotary_theta"):
-            require(getattr(self, name) > 0, f"model.{name}", getattr(self, name), "must be above 0")
 
     def _check_heads(self) -> None:
         hidden, heads = self.hidden_size, self.num_attention_heads
-        if hidden % heads:
-            below = hidden // heads * heads
-            fits = " or ".join(str(size) for size in (below, below + heads) if size)
-            raise InputError(
-                f"model.hidden_size={hidden} must be a multiple of model.num_attention_heads={heads}; "
-                f"try {fits}"
-            )
-        if self.position_embedding == "rotary" and (hidden // heads) % 2:
-            raise InputError(
-                f"model.hidden_size={hidden} with model.num_attention_heads={heads} gives heads of odd width "
-                f"{hidden // heads}; rotary positions turn pairs, so make it even"
-            )
+        below = hidden // heads * heads
+        fits = " or ".join(str(size) for size in (below, below + heads) if size)
+        rule = f"must be a multiple of model.num_attention_heads={heads}; try {fits}"
+        require(hidden % heads == 0, "model.hidden_size", hidden, rule)
+        odd = self.position_embedding == "rotary" and (hidden // heads) % 2
+        rule = (
+            f"with model.num_attention_heads={heads} gives heads of odd width {hidden // heads}; rotary "
+            "positions turn pairs, so make it even"
+        )
+        require(not odd, "model.hidden_size", hidden, rule)
 
     def _check_combinations(self) -> None:
-        if self.norm == "rmsnorm" and self.norm_bias:
-            raise InputError("model.norm_bias=True needs model.norm=layernorm: RMSNorm has no shift")
-        if self.position_embedding == "sinusoidal" and self.embedding_width % 2:
-            raise InputError(
-                f"model.position_embedding=sinusoidal pairs sines with cosines, so the embeddings' width "
-                f"{self.embedding_width} must be even"
-            )
-        if self.tie_word_embeddings and not self.head_transform and self.embedding_width != self.hidden_size:
-            raise InputError(
-                f"model.embedding_size={self.embedding_size} with model.tie_word_embeddings=True needs "
-                f"model.head_transform=True, which leads back from model.hidden_size={self.hidden_size}"
-            )
+        shifted = self.norm == "rmsnorm" and self.norm_bias
+        require(not shifted, "model.norm_bias", True, "needs model.norm=layernorm: RMSNorm has no shift")
+        width = self.embedding_width
+        odd = self.position_embedding == "sinusoidal" and width % 2
+        rule = f"pairs sines with cosines, so the embeddings' width {width} must be even"
+        require(not odd, "model.position_embedding", self.position_embedding, rule)
+        direct = self.tie_word_embeddings and not self.head_transform and width != self.hidden_size
+        rule = (
+            "with model.tie_word_embeddings=True needs model.head_transform=True, which leads back from "
+            f"model.hidden_size={self.hidden_size}"
+        )
+        require(not direct, "model.embedding_size", self.embedding_size, rule)
 
     @property
     def gated(self) -> bool:
@@ -221,17 +190,13 @@ class ModelConfig:
         Raises:
             InputError: names both sizes.
         """
-        if self.vocab_size is not None and self.vocab_size < tokenizer_size:
-            raise InputError(
-                f"model.vocab_size={self.vocab_size} is smaller than the tokenizer, which has "
-                f"{tokenizer_size} entries"
-            )
-        longest = self.max_position_embeddings
-        if longest is not None and seq_len > longest:
-            raise InputError(
-                f"data.seq_len={seq_len} is longer than model.max_position_embeddings={longest}; "
-                f"set data.seq_len to at most {longest}"
-            )
+        size, longest = self.vocab_size, self.max_position_embeddings
+        rule = f"is smaller than the tokenizer, which has {tokenizer_size} entries"
+        require(size is None or size >= tokenizer_size, "model.vocab_size", size, rule)
+        rule = (
+            f"is longer than model.max_position_embeddings={longest}; set data.seq_len to at most {longest}"
+        )
+        require(longest is None or seq_len <= longest, "data.seq_len", seq_len, rule)
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,18 @@
-"""What the commands that prepare text can be told: `mlm prepare`, `mlm tokenizer train` and `inspect`."""
+"""The options of the commands that prepare text: `mlm prepare`, `mlm tokenizer train` and `inspect`."""
 
 from __future__ import annotations
 
-import os
 import re
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import field
 from typing import ClassVar, Literal
 
-from mlm.config.data import CorpusConfig, SourceConfig, TokenizerConfig, check_sources
-from mlm.config.errors import InputError, require
+from mlm.config.data import CorpusConfig, SourceConfig, TokenizerConfig
+from mlm.config.errors import require
 from mlm.config.experiment import PretrainConfig
+from mlm.config.schema import Positive, UserPath, schema
 
 
-@dataclass
+@schema()
 class PrepareConfig:
     """Prepare a corpus for pretraining, or look after what was prepared before.
 
@@ -48,21 +47,15 @@ class PrepareConfig:
         match = re.fullmatch(r"(\d+)/(\d+)", self.shard or "1/1")
         return (int(match[1]), int(match[2])) if match else (0, 0)
 
-    def check_files(self) -> None:
-        """Check that everything named is there."""
-        if not self.list and self.clean is None:
-            check_sources(self.data.sources)
-            self.tokenizer.check_file()
 
-
-@dataclass
+@schema()
 class TokenizerTrainConfig:
     """Learn a vocabulary from text and write it as tokenizer.json.
 
     Example: mlm tokenizer train --data.sources my_texts/ --tokenizer.vocab_size 32768 --output my_tokenizer
     """
 
-    output: str
+    output: UserPath
     """Folder to write tokenizer.json into."""
     data: CorpusConfig = field(default_factory=CorpusConfig)
     """The text."""
@@ -70,23 +63,11 @@ class TokenizerTrainConfig:
     """Kind and size of the vocabulary."""
 
     def __post_init__(self) -> None:
-        self.output = os.path.expanduser(self.output)
-        require(
-            self.tokenizer.path is None,
-            "tokenizer.path",
-            self.tokenizer.path,
-            "is not to be trained; leave it out",
-        )
-
-    def check_files(self) -> None:
-        """Check that the text is there, and that nothing would be overwritten."""
-        check_sources(self.data.sources)
-        file = Path(self.output, "tokenizer.json")
-        if file.exists():
-            raise InputError(f"output={self.output} holds a tokenizer.json already; name another folder")
+        path = self.tokenizer.path
+        require(path is None, "tokenizer.path", path, "is not to be trained; leave it out")
 
 
-@dataclass
+@schema()
 class TokenizerInspectConfig:
     """Show what a vocabulary is like, and how it cuts text.
 
@@ -99,13 +80,5 @@ class TokenizerInspectConfig:
     """Sentences to cut, given without a flag."""
     sources: list[SourceConfig] = field(default_factory=list)
     """Text to measure it on, as data.sources of train.py."""
-    max_bytes: int = 16 * 2**20
+    max_bytes: Positive = 16 * 2**20
     """Measure on at most this much of each source."""
-
-    def __post_init__(self) -> None:
-        require(self.max_bytes > 0, "max_bytes", self.max_bytes, "must be at least 1")
-
-    def check_files(self) -> None:
-        """Check that the tokenizer and the text are there."""
-        TokenizerConfig(path=self.path).check_file()
-        check_sources(self.sources)

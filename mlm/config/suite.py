@@ -5,38 +5,27 @@ units: a configuration for every task and seed --points, at_point--> one for eve
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlm.config.errors import InputError, in_words
-from mlm.config.glue import DIAGNOSTIC, MNLI, Point, TaskRecipe, plain_name
-from mlm.config.parse import flatten, read_group, to_plain
+from mlm.config.errors import InputError
+from mlm.config.glue import DIAGNOSTIC, MNLI, Point, TaskRecipe
 
 if TYPE_CHECKING:
     from mlm.config.finetune import FinetuneConfig
 
 OWN_DATA = "own-data"
 """Folder of the runs on labelled files of the user's own."""
-DATA_FILE = "data.json"
-"""In the folder of a suite: what its runs read, see `data_digests`."""
-DATA_SUFFIXES = (".tsv", ".txt", ".parquet")
-"""Files of GLUE."""
-MAY_CHANGE = ("name", "runs_dir", "resume", "task", "seed", "submit", "logging.")
-"""Keys, `seeds` among them, by which a suite that was started may be made larger, or told of otherwise."""
 
 
 def is_suite(config: FinetuneConfig) -> bool:
-    """Tell whether there are several tasks or seeds, each with a folder of its own."""
+    """Return whether there are several tasks or seeds, each with a folder of its own."""
     return len(config.task) > 1 or len(units(config)) > 1
 
 
 def goes_on(config: FinetuneConfig) -> bool:
-    """Tell whether a stopped run goes on when it is started again: it is made of several."""
+    """Return whether a stopped run goes on when it is started again: it is made of several."""
     return is_suite(config) or len(points(config)) > 1
 
 
@@ -64,6 +53,7 @@ def _unit(config: FinetuneConfig, task: str, seed: int, several: bool) -> Finetu
         recipes=[replace(recipe, seeds=[])] if recipe else [],
         start_from_mnli=False,
         submit=False,
+        resume=config.resume and not several,
         runs_dir=str(folder) if several else config.runs_dir,
         name=f"seed-{seed}" if several else config.name,
     )
@@ -107,107 +97,4 @@ def check_recipes(config: FinetuneConfig) -> None:
             try:
                 at_point(config, point)
             except InputError as error:
-                raise InputError(f"recipes: task={recipe.task}: {error}") from None
-
-
-def is_unbegun(folder: Path) -> bool:
-    """Tell whether a folder holds no more than a run that was killed while it wrote its configuration."""
-    left = r"\.lock|config\.new\.yaml|\.config\.new\.yaml\.\d+"
-    return folder.is_dir() and all(re.fullmatch(left, path.name) for path in folder.iterdir())
-
-
-def check_same(config: FinetuneConfig, folder: Path) -> None:
-    """Check that a suite is started again with the options it was started with; it may grow.
-
-    Args:
-        config: as it is started now.
-        folder: of the suite, with the stored configuration.
-
-    Raises:
-        InputError: names what is left out, or the first key that differs and both values; or the stored file
-            is damaged.
-    """
-    stored = _stored(config, folder / "config.yaml")
-    before, now = flatten(to_plain(stored)), flatten(to_plain(config))
-    for key in sorted(before.keys() | now.keys()):
-        if not key.startswith(MAY_CHANGE) and before.get(key) != now.get(key):
-            raise InputError(
-                f"{key}={now.get(key)}, but {folder} was started with {before.get(key)}; "
-                "go on with that, or take another --name"
-            )
-    lost = [task for task in stored.task if task not in config.task]
-    _refuse_fewer("task", config.task, lost, folder)
-    had, has = ([(unit.task, unit.seed) for unit in units(one)] for one in (stored, config))
-    _refuse_fewer("seeds", [run[1] for run in has], [run[1] for run in had if run not in has], folder)
-    if is_suite(stored) != is_suite(config):
-        raise InputError(f"{folder} is one run and no suite of several; take another --name")
-
-
-def data_digests(config: FinetuneConfig) -> dict[str, str]:
-    """Return a hash of the content of every file that the runs read, by its path as it was given."""
-    paths = [getattr(config.data, name) for name in ("train", "validation", "test")]
-    files = [Path(path) for path in paths if path]
-    if config.task and config.glue_dir:
-        found = (path for path in Path(config.glue_dir).glob("*/*") if path.suffix in DATA_SUFFIXES)
-        files += sorted(path for path in found if plain_name(path.parent.name) in config.task)
-    return {str(path): _digest(path) for path in files}
-
-
-def read_digests(folder: Path) -> dict[str, str]:
-    """Return what was written down of the data of a suite, nothing if it was stopped before its first run.
-
-    Raises:
-        InputError: the file is damaged.
-    """
-    path = folder / DATA_FILE
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError:
-        stored = None
-    if not isinstance(stored, dict):
-        raise InputError(f"{path} is damaged; take another --name, or remove it if the data are the same")
-    return stored
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
-
-
-def check_data(config: FinetuneConfig, folder: Path) -> None:
-    """Check that a suite goes on with the data it was started with: one mean is never of two versions.
-
-    Args:
-        config: as it is started now.
-        folder: of the suite.
-
-    Raises:
-        InputError: names the file that was changed, or is gone.
-    """
-    now = data_digests(config)
-    for path, digest in read_digests(folder).items():
-        if now.get(path) != digest:
-            changed = "has changed" if path in now else "is gone"
-            raise InputError(
-                f"{path} {changed} since {folder} was started, and its runs are of what it was; "
-                "put that back, or take another --name"
-            )
-
-
-def _stored(config: FinetuneConfig, path: Path) -> FinetuneConfig:
-    try:
-        stored = read_group(type(config), path)
-    except InputError as error:
-        raise InputError(f"{error}; {path.parent} cannot go on without it, take another --name") from None
-    if stored.name is None:
-        raise InputError(f"{path} is damaged, it names no run; take another --name")
-    return stored
-
-
-def _refuse_fewer(key: str, given: Sequence[object], lost: Sequence[object], folder: Path) -> None:
-    if lost:
-        now, left = (in_words(list(dict.fromkeys(values))) for values in (given, lost))
-        raise InputError(
-            f"{key}={now} leaves out {left}, with which {folder} was started, and its table would lose it; "
-            f"add {left}, or take another --name"
-        )
+                raise InputError(f"recipes: task={recipe.task}: {error}", "recipes") from None

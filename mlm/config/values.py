@@ -1,78 +1,130 @@
-"""Text to typed values: one set of rules for what is typed as a flag and what stands in YAML.
+"""Text to values: what is typed as a flag or written in YAML, taken apart as the annotation asks.
 
-The annotation of a field decides what a text means:
-
-- whole numbers take `1e6`, `1_000` and `10.0`; numbers take whatever Python's float takes
-- true and false are also yes and no, on and off, 1 and 0
+- whole numbers take `1e6`, `1_000` and `10.0`
 - `null` and `none` are None where a field may be
-- lists take `a,b`, `[a,b]` and YAML lists; a comma inside braces, or of a file there is, does not split
+- lists take `a,b`, `[a,b]` and YAML lists; a comma inside braces, or of an existing file, does not split
 - an entry that is a dataclass takes a mapping of its fields; plain text is its first field
+
+Everything else (true and yes, `1e-4`) pydantic reads by itself.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from difflib import get_close_matches
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic_core import PydanticCustomError
 
 from mlm.config.errors import InputError
 from mlm.config.files import Tree, parse_yaml, read_tree
 
-TRUTHS = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
-}
 NULLS = ("null", "none")
+TRUTHS = ("true", "yes", "on", "1", "false", "no", "off", "0")
 
 
-def convert(value: Tree, annotation: Any, where: str) -> Any:
-    """Return `value` as the type that `annotation` asks for.
+def options(annotation: Any) -> tuple[Any, ...]:
+    """Return the types that an annotation allows, without constraints."""
+    if get_origin(annotation) is Annotated:
+        return options(annotation.__origin__)
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(one for option in get_args(annotation) for one in options(option))
+    return (annotation,)
 
-    Args:
-        value: text, null, or a YAML list or mapping of such.
-        annotation: type of the field: scalars, Literal, unions, lists, pairs, dataclasses.
-        where: what the message calls the place, such as `--optimizer.lr` or `my.yaml:3: optimizer.lr`.
+
+def from_text(value: Any, annotation: Any) -> Any:
+    """Return `value` with texts taken apart as `annotation` asks for; pydantic reads and checks the rest.
 
     Raises:
-        InputError: the value is of another type.
+        PydanticCustomError: a list or mapping is not YAML.
     """
+    allowed = options(annotation)
+    is_text = isinstance(value, str)
+    if is_text and NoneType in allowed and value.lower() in NULLS:
+        return None
+    for option in allowed:
+        origin, args = get_origin(option) or option, get_args(option)
+        if origin is Literal and value in args:
+            return value
+        if origin in (list, tuple):
+            return _entries(value, origin, args)
+        if is_text and option is int:
+            return _whole(value)
+        if is_text and is_dataclass(option):
+            return {fields(option)[0].name: value}
+    return value
+
+
+def _entries(value: Any, origin: Any, args: tuple[Any, ...]) -> Any:
+    """Return the entries of a list or pair; a value that cannot be one stays as it is."""
+    entries = _split(value) if isinstance(value, str) and not _is_path(value, args[0]) else value
+    if isinstance(value, str | dict) and not isinstance(entries, list):
+        entries = [value]
+    if not isinstance(entries, list | tuple) or (origin is tuple and len(entries) != len(args)):
+        return value
+    types = args if origin is tuple else args * len(entries)
+    return [from_text(entry, one) for entry, one in zip(entries, types, strict=True)]
+
+
+def _split(text: str) -> list[Tree]:
+    if re.fullmatch(r"\[[^\[\]]*\]", text):
+        if re.search("[{\"']", text):
+            entries = _yaml(text)
+            assert isinstance(entries, list)
+            return entries
+        text = text[1:-1]
+    parts = (part.strip() for part in re.findall(r"(?:\{[^}]*\}|[^,])+", text))
+    return [_yaml(part) if part[0] == "{" else part for part in parts if part]
+
+
+def _yaml(text: str) -> Tree:
     try:
-        return _convert(value, annotation, where)
-    except InputError:
-        raise
-    except (ValueError, ArithmeticError):
-        shown = {list: "a list", dict: "a mapping", NoneType: "null"}.get(type(value), repr(value))
-        raise InputError(f"{where}: expected {describe(annotation)}, got {shown}") from None
+        return read_tree(parse_yaml(text, ""), "")
+    except InputError as error:
+        raise PydanticCustomError("yaml", "{error}", {"error": str(error)}) from None
+
+
+def _is_path(text: str, entry: Any) -> bool:
+    """Return whether the text of a list of places is the path of one, commas and all."""
+    is_place = is_dataclass(entry) and fields(entry)[0].name == "path"
+    return is_place and os.path.exists(os.path.expanduser(text))
+
+
+def _whole(text: str) -> int | str:
+    """Return the whole number that a text such as 1e6 is, or the text."""
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        return text
+    # The bound keeps 1e999999999 from filling the memory with digits.
+    is_whole = number.is_finite() and number.adjusted() <= 18 and number == number.to_integral_value()
+    return int(number) if is_whole else text
 
 
 def alternatives(annotation: Any) -> list[str]:
     """Return in words what a field takes, one entry for each choice."""
-    origin, args = get_origin(annotation) or annotation, get_args(annotation)
-    if origin is Literal:
-        return list(args)
-    if origin in (Union, UnionType):
-        return [word for option in args for word in alternatives(option)]
-    if origin is tuple:
-        return [f"{len(args)} numbers"]
     words = {
         int: ["a whole number"],
         float: ["a number"],
         str: ["text"],
         bool: ["true", "false"],
         NoneType: ["null"],
+        list: ["a list"],
     }
-    return words.get(origin, ["a list" if origin is list else "a mapping"])
+    found: list[str] = []
+    for option in options(annotation):
+        origin, args = get_origin(option) or option, get_args(option)
+        if origin is Literal:
+            found += args
+        elif origin is tuple:
+            found.append(f"{len(args)} numbers")
+        else:
+            found += words.get(origin, ["a mapping"])
+    return found
 
 
 def describe(annotation: Any) -> str:
@@ -91,94 +143,3 @@ def nearest(name: str, names: list[str], dashes: str = "") -> str:
     ]
     meant = " or ".join(f"{dashes}{known}" for known in same_end or close)
     return f"; did you mean {meant}?" if meant else ""
-
-
-def _convert(value: Tree, annotation: Any, where: str) -> Any:
-    origin, args = get_origin(annotation) or annotation, get_args(annotation)
-    if origin in (Union, UnionType):
-        return _one_of(value, args, where)
-    if origin in (list, tuple):
-        entries = [value] if _is_path(value, *args) else _split(value, where)
-        if origin is tuple and len(entries) != len(args):
-            raise ValueError
-        types = args if origin is tuple else args * len(entries)
-        read = convert if origin is list else _convert  # of a list the entry is named, of a pair the whole
-        return origin(read(entry, type_, where) for entry, type_ in zip(entries, types, strict=True))
-    if is_dataclass(origin):
-        return _entry(value, origin, where)
-    if not isinstance(value, str):
-        raise ValueError
-    if origin is Literal:
-        return args[args.index(value)]
-    readers: dict[Any, Callable[[str], Any]] = {int: _whole, float: float, bool: _truth, str: str}
-    return readers[origin](value)
-
-
-def _one_of(value: Tree, options: tuple[Any, ...], where: str) -> Any:
-    if NoneType in options and (value is None or (isinstance(value, str) and value.lower() in NULLS)):
-        return None
-    for option in options:
-        if option is NoneType:
-            continue
-        try:
-            return _convert(value, option, where)
-        except InputError:
-            raise
-        except (ValueError, ArithmeticError):
-            continue
-    raise ValueError
-
-
-def _split(value: Tree, where: str) -> list[Tree]:
-    if value is None:
-        raise ValueError
-    if not isinstance(value, str):
-        return value if isinstance(value, list) else [value]
-    if re.fullmatch(r"\[[^\[\]]*\]", value):
-        if re.search("[{\"']", value):
-            entries = read_tree(parse_yaml(value, where), where)
-            assert isinstance(entries, list)
-            return entries
-        value = value[1:-1]
-    parts = (part.strip() for part in re.findall(r"(?:\{[^}]*\}|[^,])+", value))
-    return [read_tree(parse_yaml(part, where), where) if part[0] == "{" else part for part in parts if part]
-
-
-def _is_path(value: Tree, entry: Any, *others: Any) -> bool:
-    """Tell whether the text of a list of places is the path of one, commas and all."""
-    is_place = is_dataclass(entry) and fields(entry)[0].name == "path"
-    return is_place and isinstance(value, str) and os.path.exists(os.path.expanduser(value))
-
-
-def _entry(value: Tree, cls: Any, where: str) -> Any:
-    types = get_type_hints(cls)
-    required = [one.name for one in fields(cls) if one.default is one.default_factory is MISSING]
-    if isinstance(value, str):
-        value = {next(iter(types)): value}
-    if isinstance(value, list) or value is None:
-        shown = "null" if value is None else "a list"
-        raise InputError(f"{where}: an entry is text or a mapping of {', '.join(types)}, not {shown}")
-    if not isinstance(value, dict):
-        raise ValueError
-    for name in value:
-        if name not in types:
-            fix = nearest(name, list(types)) or f"; there are {', '.join(types)}"
-            raise InputError(f"{where}: unknown key {name}{fix}")
-    for name in required:
-        if name not in value:
-            raise InputError(f"{where}: an entry needs the key {name}")
-    return cls(**{name: convert(entry, types[name], f"{where}: {name}") for name, entry in value.items()})
-
-
-def _whole(text: str) -> int:
-    number = Decimal(text)
-    # The bound keeps 1e999999999 from filling the memory with digits.
-    if not number.is_finite() or number.adjusted() > 18 or number != number.to_integral_value():
-        raise ValueError
-    return int(number)
-
-
-def _truth(text: str) -> bool:
-    if text.lower() not in TRUTHS:
-        raise ValueError
-    return TRUTHS[text.lower()]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlm.config.embed import EmbedConfig
+from mlm.config.evaluation import EmbedConfig
 from mlm.cores import share_cores
 from mlm.data.labelled import read_texts
 from mlm.evaluation.predictor import Predictor

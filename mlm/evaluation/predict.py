@@ -18,12 +18,12 @@ import numpy as np
 
 from mlm.config.errors import InputError, require
 from mlm.config.evaluation import Devices, PredictConfig
-from mlm.config.launch import launched
 from mlm.config.model import ClassifierConfig
 from mlm.cores import share_cores
 from mlm.data.labelled import Examples, Table, read_table
 from mlm.evaluation.predictor import Floats, Predictor, check_pairs, decide, read_classifier, warn_truncated
 from mlm.files import replacing
+from mlm.launch import launched
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from mlm.config.errors import InputError, require
-from mlm.config.launch import command_for
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.data.examples import EncodedExamples, batches_in_order, encode_examples
 from mlm.data.labelled import Examples
+from mlm.launch import command_for
 from mlm.tokenizer import SpecialTokens, load_tokenizer, num_ids
 
 Floats = npt.NDArray[np.float64]

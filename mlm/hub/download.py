@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import is_hub_name
+from mlm.startup.checks import is_hub_name
 
 DESCRIPTION = [
     "config.json",

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig, find_branch
+from mlm.config.experiment import PretrainConfig
+from mlm.startup.runs import find_branch
 from mlm.training.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
 
 MUST_AGREE = ("model.", "tokenizer", "optimizer.")

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from mlm.config.errors import InputError
-from mlm.config.launch import is_first_process
-from mlm.config.training import ScheduleConfig, TrainerConfig
+from mlm.config.training import BaseTrainerConfig, ScheduleConfig
+from mlm.launch import is_first_process
 from mlm.optim.schedule import warmup_steps
 from mlm.training.checkpoint import checkpoint_path, checkpoint_step, saved_checkpoints
 from mlm.training.engine import StepCallback
@@ -135,7 +135,7 @@ class Budget(StepCallback):
 
     def __init__(
         self,
-        config: TrainerConfig,
+        config: BaseTrainerConfig,
         schedule: ScheduleConfig,
         tokens_per_step: float,
         clock: Clock,
@@ -244,7 +244,7 @@ def steps_until_next_sync(steps: int, seconds: float) -> int:
 
 
 def bound_reached(
-    config: TrainerConfig, progress: Progress, elapsed_s: float, epoch_steps: int | None = None
+    config: BaseTrainerConfig, progress: Progress, elapsed_s: float, epoch_steps: int | None = None
 ) -> str | None:
     """Name the bound that the run has reached, if any; `elapsed_s` is the same on all ranks."""
     done = progress.step
@@ -267,7 +267,7 @@ class SkippedSteps(StepCallback):
     and step advance.
     """
 
-    def __init__(self, config: TrainerConfig, checkpoints: Path, save_every: int):
+    def __init__(self, config: BaseTrainerConfig, checkpoints: Path, save_every: int):
         self.config, self.checkpoints, self.save_every = config, checkpoints, save_every
         self._unread: list[tuple[Tensor, int, float, int]] = []
 
@@ -332,7 +332,7 @@ class CheckpointSaver(StepCallback):
     skipped, the weights may be the reason: they are not saved, unless the run ends with them.
     """
 
-    def __init__(self, folder: Path, config: TrainerConfig, save_every: int, clock: Clock):
+    def __init__(self, folder: Path, config: BaseTrainerConfig, save_every: int, clock: Clock):
         self.folder, self.config, self.save_every, self.clock = folder, config, save_every, clock
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:

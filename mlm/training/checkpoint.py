@@ -16,8 +16,8 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from mlm.config.errors import DiskError, InputError
-from mlm.config.launch import is_first_process
 from mlm.files import replacing
+from mlm.launch import is_first_process
 
 NEEDED = {
     "state_dict": dict,

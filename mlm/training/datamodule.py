@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from mlm.config.data import IGNORE_INDEX
 from mlm.config.experiment import PretrainConfig
 from mlm.config.files import find_config
-from mlm.config.finetune import SCRATCH, FinetuneConfig, is_model
+from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.model import ModelConfig
 from mlm.config.parse import read_group, to_plain
 from mlm.data.collate import MaskedBatch, MaskedRows, build_masking
@@ -40,6 +40,7 @@ from mlm.hub.download import model_folder
 from mlm.hub.pretrained import read_shape
 from mlm.masking import mask_rate_at
 from mlm.plan import planned_steps
+from mlm.startup.checks import is_model
 from mlm.tokenizer import load_tokenizer, num_ids, tokenizer_digest
 from mlm.training.engine import Ints, StepDataModule
 from mlm.training.loader import TrainingLoader

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from mlm.config.finetune import FinetuneConfig
-from mlm.config.parse import save_config
+from mlm.config.parse import dump_config
+from mlm.files import write_text
 from mlm.training.hardware import resolve_accelerator
 
 POLL_S = 0.2
@@ -66,9 +67,8 @@ def run_on_devices(runs: Sequence[tuple[FinetuneConfig, str]], devices: Sequence
 
 def _start(run: FinetuneConfig, title: str, device: str) -> subprocess.Popen[bytes]:
     folder = Path(run.runs_dir)
-    folder.mkdir(parents=True, exist_ok=True)
     settings, output = folder / f"{run.name}.yaml", folder / f"{run.name}.log"
-    save_config(run, settings)
+    write_text(settings, dump_config(run))
     log.info("%s on device %s; output: %s", title, device, output)
     with output.open("wb") as file:
         return subprocess.Popen(

@@ -24,7 +24,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from mlm.config.finetune import SCRATCH, FinetuneConfig
-from mlm.config.launch import is_first_process, launched
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.config.parse import from_plain, to_plain
 from mlm.data.examples import (
@@ -35,6 +34,7 @@ from mlm.data.labels import class_weights
 from mlm.evaluation.metrics import LabelledPredictions
 from mlm.evaluation.torch_backend import classify, predict_logits
 from mlm.hub.pretrained import load_classifier
+from mlm.launch import is_first_process, launched
 from mlm.model.attention import matrix_blocks
 from mlm.model.depth import freeze, layer_decay
 from mlm.model.heads import SequenceClassifier

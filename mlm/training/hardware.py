@@ -7,11 +7,11 @@ import os
 import torch
 
 from mlm.config.errors import InputError, require
-from mlm.config.launch import launched
-from mlm.config.training import TrainerConfig
+from mlm.config.training import BaseTrainerConfig
+from mlm.launch import launched
 
 
-def resolve_accelerator(config: TrainerConfig) -> str:
+def resolve_accelerator(config: BaseTrainerConfig) -> str:
     """Return cpu, gpu or mps: the configured one, or the best available.
 
     Raises:
@@ -26,7 +26,7 @@ def resolve_accelerator(config: TrainerConfig) -> str:
     return config.accelerator
 
 
-def resolve_devices(config: TrainerConfig, accelerator: str) -> tuple[int, int]:
+def resolve_devices(config: BaseTrainerConfig, accelerator: str) -> tuple[int, int]:
     """Return the number of devices per node and the number of nodes.
 
     Raises:
@@ -45,7 +45,7 @@ def resolve_devices(config: TrainerConfig, accelerator: str) -> tuple[int, int]:
     return devices, num_nodes
 
 
-def resolve_precision(config: TrainerConfig, accelerator: str) -> str:
+def resolve_precision(config: BaseTrainerConfig, accelerator: str) -> str:
     """Return the arithmetic: bfloat16 where the hardware multiplies it faster than float32."""
     if config.precision == "16-mixed" and accelerator == "cpu":
         raise InputError("trainer.precision=16-mixed needs a GPU; on a CPU take bf16-mixed or 32-true")
@@ -59,7 +59,7 @@ def resolve_precision(config: TrainerConfig, accelerator: str) -> str:
     return "bf16-mixed" if has_bfloat16 else "32-true"
 
 
-def check_hardware(config: TrainerConfig) -> int:
+def check_hardware(config: BaseTrainerConfig) -> int:
     """Check that this machine has what `config` requires, and return the number of processes of the run.
 
     Raises:

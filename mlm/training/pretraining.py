@@ -16,8 +16,6 @@ from torch import Tensor
 
 from mlm.config.errors import InputError
 from mlm.config.experiment import PretrainConfig
-from mlm.config.finetune import is_model
-from mlm.config.launch import is_first_process
 from mlm.config.model import ModelConfig
 from mlm.config.parse import from_plain, to_plain
 from mlm.data.collate import MaskedBatch
@@ -27,12 +25,14 @@ from mlm.files import write_text
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_masked_lm
 from mlm.hub.tokenizer_config import TOKENIZER_CONFIG
+from mlm.launch import is_first_process
 from mlm.model.attention import matrix_blocks
 from mlm.model.heads import MaskedLM, rule_out_unused_ids
 from mlm.model.loss import summed_cross_entropy
 from mlm.model.vocabulary import extend_vocabulary
 from mlm.optim.optimizer import build_optimizer
 from mlm.plan import total_parameters
+from mlm.startup.checks import is_model
 from mlm.tokenizer import added_pieces, load_tokenizer, num_ids, tokenizer_digest
 from mlm.training.branch import branch_checkpoint, settle_branch, start_branch
 from mlm.training.checkpoint import find_checkpoint

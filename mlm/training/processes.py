@@ -31,9 +31,9 @@ from lightning.fabric.plugins.environments import (
 )
 from torch import Tensor
 
-from mlm.config.experiment import RUN_NAME
-from mlm.config.launch import launched
-from mlm.config.training import TrainerConfig
+from mlm.config.training import BaseTrainerConfig
+from mlm.launch import launched
+from mlm.startup.runs import RUN_NAME
 from mlm.training.hardware import resolve_accelerator, resolve_devices
 
 POLL_S = 0.2
@@ -46,7 +46,7 @@ PARENT = "MLM_PARENT"
 log = logging.getLogger(__name__)
 
 
-def start_processes(config: TrainerConfig, name: str | None) -> int | None:
+def start_processes(config: BaseTrainerConfig, name: str | None) -> int | None:
     """Run this command once on each device and wait, if the run needs several processes of its own.
 
     Args:
@@ -152,7 +152,7 @@ def cluster_environment() -> ClusterEnvironment:
     return SLURMEnvironment(auto_requeue=False)
 
 
-def join_processes(config: TrainerConfig) -> None:
+def join_processes(config: BaseTrainerConfig) -> None:
     """Connect the processes of a run, before anything that they must agree on; a no-op for one process.
 
     torchrun keeps its table of addresses over restarts, in which restarted processes would find those that

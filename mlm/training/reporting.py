@@ -17,9 +17,9 @@ import torch
 from tqdm import tqdm
 
 from mlm.config.errors import InputError
-from mlm.config.launch import is_first_process
 from mlm.cores import busy_seconds, cores_to_run_on
 from mlm.files import replacing
+from mlm.launch import is_first_process
 from mlm.training.engine import StepCallback
 from mlm.training.tracking import end_tracking, track_rows, tracked_step
 

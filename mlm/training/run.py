@@ -15,9 +15,9 @@ import lightning.pytorch as pl
 from mlm.config.errors import DiskError, InputError
 from mlm.config.experiment import PretrainConfig
 from mlm.config.finetune import FinetuneConfig
-from mlm.config.launch import is_first_process
-from mlm.config.training import TrainerConfig
+from mlm.config.training import BaseTrainerConfig
 from mlm.cores import share_cores
+from mlm.launch import is_first_process
 from mlm.training.callbacks import (
     Budget,
     CheckpointSaver,
@@ -197,7 +197,7 @@ def report_save_failure(
 
 
 def build_trainer(
-    config: TrainerConfig, folder: Path, callbacks: list[pl.Callback], logger: Any
+    config: BaseTrainerConfig, folder: Path, callbacks: list[pl.Callback], logger: Any
 ) -> pl.Trainer:
     """Build the Trainer of a managed run, which is one long Lightning epoch that `Budget` ends."""
     quiet_lightning()

@@ -18,8 +18,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from mlm.config.errors import InputError, in_words
 from mlm.config.experiment import PretrainConfig, RunConfig
-from mlm.config.launch import command_for, is_first_process
-from mlm.config.parse import flatten, save_config
+from mlm.config.parse import dump_config, flatten
+from mlm.files import disk_errors, write_text
+from mlm.launch import command_for, is_first_process
 
 METRICS = "metrics.csv"
 """Written from the first step on: a folder with one in it is never removed."""
@@ -41,8 +42,9 @@ def run_folder(config: RunConfig) -> Iterator[Path]:
     if not is_first_process():  # the first one did all this
         yield runs_dir / str(config.name)
         return
-    runs_dir.mkdir(parents=True, exist_ok=True)
-    folder = _make(runs_dir, config)
+    with disk_errors(runs_dir, "place with --runs_dir"):
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        folder = _make(runs_dir, config)
     try:
         with _locked(folder), logging_redirect_tqdm():
             for left in folder.glob(".config.new.yaml.*"):  # by a process that was killed
@@ -73,7 +75,7 @@ def _make(runs_dir: Path, config: RunConfig) -> Path:
         if not chosen_by_us:
             break
         config.name = f"{first}-{number}"
-    raise InputError(f"the run folder {runs_dir / first} exists; take another --name, or go on with --resume")
+    raise InputError(f"the run folder {runs_dir / first} exists; take another --name, or use --resume")
 
 
 def resume_command(config: RunConfig) -> str:
@@ -97,7 +99,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def keep_config(config: RunConfig, folder: Path) -> None:
     """Write the configuration into the run folder; an earlier, different one is kept and the change told."""
     path, new = folder / "config.yaml", folder / "config.new.yaml"
-    save_config(replace(config, resume=False), new)
+    write_text(new, dump_config(replace(config, resume=False)))
     before, after = (_values(file if file.exists() else new) for file in (path, new))
     changes = [
         f"{key}: {in_words(before.get(key))} -> {in_words(after.get(key))}"

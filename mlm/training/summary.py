@@ -13,7 +13,6 @@ from torch import Tensor
 
 import mlm
 from mlm.config.experiment import PretrainConfig
-from mlm.config.launch import command_for
 from mlm.data.collate import Rows, build_masking
 from mlm.data.corpus import Corpus
 from mlm.evaluation.masked_lm import frozen_batches, score_batches
@@ -22,6 +21,7 @@ from mlm.hub.card import model_card
 from mlm.hub.families import architecture_of
 from mlm.hub.pretrained import save_pretrained
 from mlm.hub.tokenizer_config import longest_row
+from mlm.launch import command_for
 from mlm.model.heads import MaskedLM
 from mlm.plan import count_parameters
 from mlm.tokenizer import tokenizer_digest

@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 from mlm.config.errors import InputError
 from mlm.config.experiment import RunConfig
-from mlm.config.launch import is_first_process
 from mlm.config.parse import to_plain
 from mlm.config.training import LoggingConfig
 from mlm.files import write_text
+from mlm.launch import is_first_process
 
 if TYPE_CHECKING:  # loading Lightning takes seconds, and wandb is to be imported before torch
     import lightning.pytorch as pl

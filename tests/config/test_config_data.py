@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from mlm.config.data import CorpusConfig, HubName, SourceConfig, TokenizerConfig, check_sources
+from mlm.config.data import CorpusConfig, HubName, SourceConfig, TokenizerConfig
 from mlm.config.errors import InputError
+from mlm.startup.checks import check_sources, check_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -61,24 +62,26 @@ def test_sources_that_are_not(path, tmp_path, monkeypatch):
     )
 
 
-def test_unknown_encoding():
-    with pytest.raises(InputError, match="encoding=utf-9 is not a text encoding"):
-        SourceConfig("x", encoding="utf-9")
+@pytest.mark.parametrize("encoding", ["utf-9", "hex", "rot13", "base64", "zlib", "a\0b", ""])
+def test_codec_that_is_no_encoding_of_text(encoding):
+    with pytest.raises(InputError, match=r"data.sources: x: encoding=.* is not a text encoding that Python"):
+        SourceConfig("x", encoding=encoding)
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "latin-1", "utf-16", "utf-8-sig", "cp1252", "shift_jis", "idna"]
+)
+def test_encodings_of_text(encoding):
+    assert SourceConfig("x", encoding=encoding).encoding == encoding
 
 
 def test_tokenizer_to_reuse(tmp_path):
-    TokenizerConfig().check_file()
+    check_tokenizer(TokenizerConfig())
     with pytest.raises(InputError, match=r"tokenizer.path=.*: there is no file .*tokenizer.json"):
-        TokenizerConfig(path=str(tmp_path)).check_file()
+        check_tokenizer(TokenizerConfig(path=str(tmp_path)))
     (tmp_path / "tokenizer.json").write_text("{}")
-    TokenizerConfig(path=str(tmp_path)).check_file()
-    TokenizerConfig(path=str(tmp_path / "tokenizer.json")).check_file()
-
-
-@pytest.mark.parametrize("encoding", ["hex", "rot13", "base64", "zlib"])
-def test_codec_that_is_no_encoding_of_text(encoding):
-    with pytest.raises(InputError, match=f"data.sources: x: encoding={encoding} is not a text encoding"):
-        SourceConfig("x", encoding=encoding)
+    check_tokenizer(TokenizerConfig(path=str(tmp_path)))
+    check_tokenizer(TokenizerConfig(path=str(tmp_path / "tokenizer.json")))
 
 
 def test_sizes_have_upper_bounds():

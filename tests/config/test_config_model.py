@@ -15,7 +15,7 @@ from mlm.config.model import ClassifierConfig, ModelConfig
         ({"local_attention": 0}, "model.local_attention=0 must be at least 1"),
         ({"position_offset": -1}, "model.position_offset=-1 must be at least 0"),
         ({"embedding_size": 0}, "model.embedding_size=0 must be at least 1, or null"),
-        ({"num_hidden_layers": None}, "model.num_hidden_layers=None must be at least 1"),
+        ({"num_hidden_layers": None}, "model.num_hidden_layers: expected a whole number, got null"),
         ({"local_rotary_theta": 0.0}, "model.local_rotary_theta=0.0 must be above 0"),
         ({"rotary_theta": float("nan")}, "model.rotary_theta=nan must be finite"),
         ({"hidden_dropout": 1.0}, r"model.hidden_dropout=1.0 must lie in \[0, 1\)"),

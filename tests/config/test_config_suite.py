@@ -15,8 +15,10 @@ from mlm.config.finetune import FinetuneConfig, LabelledConfig
 from mlm.config.glue import GLUE_TASKS, TaskRecipe, check_tasks
 from mlm.config.help import format_help
 from mlm.config.keys import Keys, read_file
-from mlm.config.parse import parse_config, save_config
-from mlm.config.suite import at_point, data_digests, goes_on, is_suite, points, units
+from mlm.config.parse import dump_config
+from mlm.config.suite import at_point, goes_on, is_suite, points, units
+from mlm.startup.command import parse_config
+from mlm.startup.suite import data_digests
 
 RECIPES = [path.stem for path in (config_folder() / "finetune").glob("*.yaml") if path.stem != "default"]
 
@@ -124,14 +126,14 @@ def test_flags_win_over_recipes():
 
 def test_configuration_of_a_run_of_a_suite_is_read_back(tmp_path):
     for unit in units(parse("--config", "modernbert", "--task", "cola,mnli", "--seeds", "1,2")):
-        save_config(unit, tmp_path / "unit.yaml")
+        (tmp_path / "unit.yaml").write_text(dump_config(unit))
         assert parse_config(FinetuneConfig, ["--config", str(tmp_path / "unit.yaml")], prog="x") == unit
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--task", "mprc"], "task=mprc is no task of GLUE; did you mean mrpc?"),
+        (["--task", "mprc"], "task=mprc is not a task of GLUE; did you mean mrpc?"),
         (["--task", "ax"], "task=ax has nothing to train on: MNLI's model answers it; add mnli"),
         (["--task", "cola,cola"], "task=cola,cola names a task twice"),
         (["--task", "all,cola"], "task=all,cola names all tasks and one of them; keep all"),
@@ -140,7 +142,7 @@ def test_configuration_of_a_run_of_a_suite_is_read_back(tmp_path):
             "task=cola and data.train=a.csv are two tasks; give one",
         ),
         (["--glue_dir", "glue"], "glue_dir=glue is about GLUE; name its tasks with --task"),
-        (["--task", "cola", "--glue_dir", "no"], "glue_dir=no is no folder; looked in"),
+        (["--task", "cola", "--glue_dir", "no"], "glue_dir=no is not a folder; looked in"),
         (["--task", "rte", "--start_from_mnli"], "start_from_mnli=true with task=rte needs mnli too; add it"),
         (["--task", "rte", "--seeds", "1,1"], "seeds=[1, 1] names one twice"),
         (
@@ -214,25 +216,24 @@ def test_suite_goes_on_with_the_same_options_only(capsys):
     words = ["--task", "cola,rte", "--seeds", "1"]
     config = parse(*words)
     Path("runs/x").mkdir(parents=True)
-    save_config(config, "runs/x/config.yaml")
+    Path("runs/x/config.yaml").write_text(dump_config(config))
     assert parse(*words) == config
     assert parse("--task", "cola,rte,wnli", "--seeds", "1,2", "--logging.wandb", "disabled").seeds == [1, 2]
     assert refusal(capsys, *words, "--optimizer.lr", "1e-5") == (
-        "finetune.py: error: optimizer.lr=1e-05, but runs/x was started with 0.0003; go on with that, "
+        "finetune.py: error: optimizer.lr=1e-05, but runs/x was started with 0.0003; continue with that, "
         "or take another --name\n"
     )
     assert "recipes=[{'task': 'rte'" in refusal(capsys, *words, "--recipes", "{task: rte, lr: [1e-5]}")
     assert "selection=dev, but" in refusal(capsys, *words, "--selection", "dev")
-    assert "the run folder runs/x exists; take another --name, or use --resume\n" in refusal(
-        capsys, "--task", "cola"
-    )
+    exists = "the run folder runs/x exists; take another --name, or use --resume\n"
+    assert exists in refusal(capsys, "--task", "cola")
 
 
 def started(*words):
     """Leave what `parse` of these words would be started as."""
     shutil.rmtree("runs", ignore_errors=True)
     Path("runs/x").mkdir(parents=True)
-    save_config(parse_new(*words), "runs/x/config.yaml")
+    Path("runs/x/config.yaml").write_text(dump_config(parse_new(*words)))
 
 
 def parse_new(*words):
@@ -336,7 +337,7 @@ def test_grid_of_a_single_run_goes_on_too():
 
 def test_help_fits_two_screens(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    text = format_help(FinetuneConfig, "finetune.py", Keys.of(FinetuneConfig))
+    text = format_help(FinetuneConfig, "finetune.py")
     assert len(text.splitlines()) <= 140
     assert all(name in text for name in ("--task", "--recipes", "mosaicbert", "--data.max_train_examples"))
 
@@ -349,5 +350,5 @@ def test_recipe_of_all_serves_own_data_too():
     recipe = TaskRecipe("all", lr=[1e-4, 2e-4])
     config = FinetuneConfig(name="x", data=LabelledConfig(train="a.csv"), recipes=[recipe])
     assert points(config) == [{"optimizer.lr": 1e-4}, {"optimizer.lr": 2e-4}]
-    with pytest.raises(InputError, match="stands beside weight_decay"):
+    with pytest.raises(InputError, match="conflicts with weight_decay"):
         TaskRecipe("all", lr=[1e-4], step_decay=[1e-5], weight_decay=[0.1])

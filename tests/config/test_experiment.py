@@ -10,9 +10,11 @@ import pytest
 from mlm.config.data import CorpusConfig, MaskingConfig, TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.config.evaluation import EvaluateConfig
-from mlm.config.experiment import FillMaskConfig, PretrainConfig, check_model_folder
+from mlm.config.experiment import FillMaskConfig, PretrainConfig
 from mlm.config.model import ModelConfig
 from mlm.config.training import OptimizerConfig, ScheduleConfig, TrainerConfig, parse_duration
+from mlm.startup.checks import check_files, check_model_folder, check_run
+from mlm.startup.runs import choose_name
 
 GROUPS = {
     "data": CorpusConfig,
@@ -184,11 +186,11 @@ def test_model_folder(tmp_path):
 
 def test_other_commands_check_their_input(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    EvaluateConfig(model=str(tmp_path)).check_files()
-    FillMaskConfig(model=str(tmp_path), text=["[MASK]"]).check_files()
+    check_files(EvaluateConfig(model=str(tmp_path)))
+    check_files(FillMaskConfig(model=str(tmp_path), text=["[MASK]"]))
     for config in (EvaluateConfig(model="nowhere"), FillMaskConfig(model="nowhere", text=["[MASK]"])):
         with pytest.raises(InputError, match="model=nowhere is not a model folder"):
-            config.check_files()
+            check_files(config)
     with pytest.raises(InputError, match="batch_size=0 must be at least 1"):
         EvaluateConfig(model="x", batch_size=0)
     with pytest.raises(InputError, match="top_k=0 must be at least 1"):
@@ -204,20 +206,23 @@ def test_names_of_runs_are_plain(name):
 
 
 def test_name_is_given_handed_over_or_made(tmp_path, monkeypatch):
-    made = PretrainConfig(runs_dir=str(tmp_path))
-    made.choose_name("default")
+    made, handed_over, given = (
+        PretrainConfig(name=name, runs_dir=str(tmp_path)) for name in (None, None, "mine")
+    )
+    choose_name(made, "default")
     assert re.fullmatch(r"default-\d{8}-\d{6}", made.name)
     assert "MLM_RUN_NAME" not in os.environ  # a second run of this process gets its own
-    monkeypatch.setenv("MLM_RUN_NAME", "handed-over")
-    handed_over = PretrainConfig(runs_dir=str(tmp_path))
-    handed_over.choose_name("default")
-    assert handed_over.name == "handed-over"
-    given = PretrainConfig(name="mine", runs_dir=str(tmp_path))
-    given.choose_name("default")
+    monkeypatch.setenv("MLM_RUN_NAME", "from-rank-0")
+    choose_name(handed_over, "default")
+    assert handed_over.name == "from-rank-0"
+    choose_name(given, "default")
     assert given.name == "mine"
+    monkeypatch.setenv("MLM_RUN_NAME", "a/b")
+    with pytest.raises(InputError, match="name=a/b must be a plain folder name"):
+        choose_name(PretrainConfig(runs_dir=str(tmp_path)), "default")
     monkeypatch.delenv("MLM_RUN_NAME")
     resumed = PretrainConfig(resume=True)
-    resumed.choose_name("default")
+    choose_name(resumed, "default")
     assert resumed.name is None
 
 
@@ -226,7 +231,7 @@ def test_made_names_differ_within_a_second(tmp_path, monkeypatch):
     for _ in range(3):
         monkeypatch.delenv("MLM_RUN_NAME", raising=False)
         config = PretrainConfig(runs_dir=str(tmp_path))
-        config.choose_name("default")
+        choose_name(config, "default")
         (tmp_path / config.name).mkdir()
         names.add(config.name)
     assert len(names) == 3
@@ -245,10 +250,10 @@ def test_processes_of_a_launcher_need_a_name(tmp_path, monkeypatch, environment)
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
     with pytest.raises(InputError, match=r"name=null cannot be agreed on by several processes; give --name"):
-        PretrainConfig(runs_dir=str(tmp_path)).choose_name("default")
+        choose_name(PretrainConfig(runs_dir=str(tmp_path)), "default")
     monkeypatch.setenv("MLM_RUN_NAME", "agreed")
     config = PretrainConfig(runs_dir=str(tmp_path))
-    config.choose_name("default")
+    choose_name(config, "default")
     assert config.name == "agreed"
 
 
@@ -260,11 +265,11 @@ def test_existing_run_folder_is_refused_by_the_first_process_only(tmp_path, monk
         with pytest.raises(
             InputError, match=r"the run folder .*mine exists; take another --name, or .*--resume"
         ):
-            config.check_files()
+            check_run(config)
         monkeypatch.setenv(rank, "1")
-        config.check_files()
+        check_run(config)
         monkeypatch.delenv(rank)
-    PretrainConfig(name="mine", runs_dir=str(tmp_path), resume=True).check_files()
+    check_run(PretrainConfig(name="mine", runs_dir=str(tmp_path), resume=True))
 
 
 def test_a_run_that_nobody_bounded_has_500_steps_and_one_with_another_bound_has_no_step_limit():

@@ -7,7 +7,8 @@ import pytest
 
 from mlm.config import files
 from mlm.config.errors import InputError
-from mlm.config.files import check_output, config_folder, find_config, load_yaml, read_tree, shipped_names
+from mlm.config.files import config_folder, find_config, load_yaml, read_tree, shipped_names
+from mlm.startup.checks import check_output
 
 
 def read(path, text, encoding="utf-8"):
@@ -53,8 +54,8 @@ def test_byte_order_mark_and_carriage_returns(tmp_path):
     [
         ("a: 1\nb: [1\n", "x.yaml:3: not valid YAML"),
         ("a: 1\n\tb: 2\n", "x.yaml:2: not valid YAML"),
-        ("a: 1\nb: 2\na: 3\n", "x.yaml:3: a stands twice .first in .*x.yaml:1."),
-        ("a:\n  b: 1\n  b: 2\n", "x.yaml:3: b stands twice"),
+        ("a: 1\nb: 2\na: 3\n", "x.yaml:3: a is given twice .first in .*x.yaml:1."),
+        ("a:\n  b: 1\n  b: 2\n", "x.yaml:3: b is given twice"),
         ("a: 1\nb: *.txt\n", "x.yaml:2: not valid YAML: .*quote a text that starts with"),
         ("a: 1\n---\nb: 2\n", "x.yaml:2: not valid YAML"),
         ("a: \x07\n", "x.yaml: not valid YAML"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,11 +22,13 @@ from mlm.config.finetune import (
     FinetuneTrainerConfig,
     HeadConfig,
     LabelledConfig,
-    newest_pretrained_model,
 )
 from mlm.config.keys import Keys, read_file
-from mlm.config.parse import parse_config, save_config, to_plain
+from mlm.config.parse import dump_config, to_plain
 from mlm.config.training import OptimizerConfig
+from mlm.startup.checks import check_files
+from mlm.startup.command import parse_config
+from mlm.startup.runs import newest_pretrained_model
 
 
 @pytest.fixture(autouse=True)
@@ -77,27 +80,32 @@ def test_without_a_run_train_py_is_named(capsys):
     assert refusal(capsys).startswith(message)
 
 
-def test_resume_takes_the_newest_unfinished_fine_tuning(capsys):
-    """Not a stopped pretraining run, nor a text that only looks like a key of fine-tuning."""
+def leave(name, config):
+    """Leave the configuration of a run that was stopped."""
+    Path("runs", name).mkdir(parents=True)
+    Path("runs", name, "config.yaml").write_text(dump_config(replace(config, name=name)))
+
+
+def test_each_command_resumes_the_newest_stopped_run_of_its_own(capsys):
+    Path("head: x.csv").write_text("text,label\n")
     make_run("pre", {})
-    assert "holds no unfinished run" in refusal(capsys, "--resume")
-    for name, config in (
-        ("stopped", PretrainConfig(name="stopped")),
-        ("tuned", FinetuneConfig(name="tuned")),
-    ):
-        Path("runs", name).mkdir()
-        save_config(config, f"runs/{name}/config.yaml")
-    Path("runs/odd").mkdir()
-    Path("runs/odd/config.yaml").write_text('name: |\n  x\nrecipes: "a\nhead: b"\n')
-    config = parse_config(FinetuneConfig, ["--resume"], prog="finetune.py")
-    assert (config.name, config.resume) == ("tuned", True)
-    assert parse_config(PretrainConfig, ["--resume"], prog="train.py").name == "stopped"
-
-
-def test_pretraining_does_not_go_on_with_a_stopped_fine_tuning(capsys):
-    Path("runs/tuned").mkdir(parents=True)
-    save_config(FinetuneConfig(name="tuned"), "runs/tuned/config.yaml")
+    leave("tuned", FinetuneConfig(model="runs/pre/model", seed=3, data=LabelledConfig(train="head: x.csv")))
     assert "holds no unfinished run" in refusal(capsys, "--resume", cls=PretrainConfig)
+    # The same values, but no line begins with "head:".
+    path = Path("runs/tuned/config.yaml")
+    path.write_text(json.dumps(yaml.safe_load(path.read_text())))
+    assert "holds no unfinished run" in refusal(capsys, "--resume", cls=PretrainConfig)
+    leave("first", PretrainConfig(seed=5))
+    for name, content in (("damaged", "masking: ["), ("empty", ""), ("text", "masking\n")):
+        Path("runs", name).mkdir()
+        Path("runs", name, "config.yaml").write_text(content)
+    tuned = parse_config(FinetuneConfig, ["--resume"], prog="finetune.py")
+    assert (tuned.name, tuned.seed, tuned.resume, tuned.data.train) == ("tuned", 3, True, "head: x.csv")
+    assert parse_config(PretrainConfig, ["--resume"], prog="train.py").name == "first"
+    again = parse_config(FinetuneConfig, ["--resume", "auto", "--name", "tuned"], prog="finetune.py")
+    assert again == tuned
+    new = parse_config(FinetuneConfig, ["--resume", "auto", "--name", "new"], prog="finetune.py")
+    assert new.resume is False
 
 
 def test_existing_run_folder_is_refused(capsys):
@@ -109,10 +117,10 @@ def test_existing_run_folder_is_refused(capsys):
 def test_what_is_named_has_to_be_there(capsys):
     make_run("pre", {})
     assert "did you mean runs/pre/model?" in refusal(capsys, "--model", "runs/pre")
-    assert "data.train=no.csv is no file; looked in" in refusal(capsys, "--data.train", "no.csv")
+    assert "data.train=no.csv is not a file; looked in" in refusal(capsys, "--data.train", "no.csv")
     Path("a.csv").write_text("text,label\n")
     words = ["--data.train", "a.csv", "--data.test", "b.csv"]
-    assert "data.test=b.csv is no file" in refusal(capsys, *words)
+    assert "data.test=b.csv is not a file" in refusal(capsys, *words)
     assert "data.validation=a.csv needs data.train beside it" in refusal(capsys, "--data.validation", "a.csv")
     assert "expected classification, regression or multilabel, got 'multi'" in refusal(
         capsys, "--data.label_type", "multi"
@@ -154,16 +162,71 @@ def test_what_is_about_glue_is_refused_with_other_files_but_a_recipe_may_be_used
     parse_config(FinetuneConfig, ["--config", "mosaicbert", *own], prog="x")
 
 
-def test_batch_size_has_two_spellings(capsys):
+def test_processes_of_a_launcher_are_checked(capsys, monkeypatch):
     make_run("pre", {})
-    config = parse_config(FinetuneConfig, ["--trainer.global_batch_size", "8"], prog="finetune.py")
-    assert config.trainer.rows_per_step == 8
-    assert FinetuneConfig().trainer.rows_per_step == 32
-    words = ["--trainer.global_batch_size", "8", "--trainer.batch_size", "16"]
-    assert "trainer.global_batch_size=8 and trainer.batch_size=16 differ" in refusal(capsys, *words)
+    for name, value in {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    parse_config(FinetuneConfig, ["--name", "x"], prog="finetune.py")
+    found = refusal(capsys, "--name", "x", "--trainer.batch_size", "7")
+    assert "trainer.batch_size=7 must be a multiple of 2 device(s); try 6 or 8" in found
+    found = refusal(capsys, "--name", "x", "--trainer.devices", "4")
+    assert "trainer.devices=4 but torchrun started 2 process(es) a node" in found
+
+
+def tuned(*words):
+    return parse_config(FinetuneConfig, ["--name", "x", *words], prog="finetune.py").trainer
+
+
+def test_batch_has_two_spellings(capsys):
+    make_run("pre", {})
+    for flag in ("--trainer.batch_size", "--trainer.global_batch_size"):
+        trainer = tuned(flag, "48")
+        assert (trainer.batch_size, trainer.rows_per_step) == (48, 48)
+    Path("old.yaml").write_text("trainer:\n  batch_size: 16\n")
+    assert tuned("-c", "old.yaml", "--trainer.global_batch_size", "8").batch_size == 8
+    Path("new.yaml").write_text("trainer:\n  global_batch_size: 24\n")
+    assert tuned("-c", "old.yaml", "-c", "new.yaml").batch_size == 24
+    both = ["--trainer.batch_size", "8", "--trainer.global_batch_size"]
+    assert tuned(*both, "8").batch_size == 8
+    assert refusal(capsys, *both, "16") == (
+        "finetune.py: error: --trainer.batch_size 8 and --trainer.global_batch_size 16 are one setting; "
+        "keep one\n"
+    )
+    Path("null.yaml").write_text("trainer:\n  batch_size: 8\n  global_batch_size: null\n")
+    assert tuned("-c", "null.yaml").batch_size == 8
+    Path("both.yaml").write_text("trainer:\n  global_batch_size: 24\n  batch_size: 8\n")
+    assert "both.yaml:3: trainer.batch_size is given twice in this file" in refusal(capsys, "-c", "both.yaml")
+    Path("wrong.yaml").write_text("trainer:\n  global_batch_size: 0\n")
+    assert "wrong.yaml:2: trainer.batch_size=0 must be at least 1" in refusal(capsys, "-c", "wrong.yaml")
+
+
+def test_what_fine_tuning_does_not_use_and_devices_that_do_not_fit(capsys):
+    make_run("pre", {})
     assert "trainer.val_every=5 is not used" in refusal(capsys, "--trainer.val_every", "5")
     words = ["--trainer.batch_size", "10", "--trainer.devices", "4"]
     assert "trainer.batch_size=10 must be a multiple of 4 device(s); try 8 or 12" in refusal(capsys, *words)
+
+
+def test_fine_tuning_has_the_settings_of_the_common_engine():
+    make_run("pre", {})
+    trainer = tuned()
+    assert trainer.bounds == (None, None, None, 3)
+    assert (trainer.save_every, trainer.max_epochs, trainer.devices, trainer.strategy) == (
+        None,
+        3,
+        "auto",
+        "auto",
+    )
+    words = (
+        "--trainer.micro_batch_size 4 --trainer.max_steps 9 --trainer.max_time 1m --trainer.strategy fsdp2"
+    )
+    trainer = tuned(*words.split())
+    assert (trainer.bounds, trainer.max_seconds, trainer.accumulation(2)) == ((9, None, "1m", 3), 60, 4)
+
+
+def test_muon_needs_whole_matrices_in_fine_tuning_too(capsys):
+    words = ["--optimizer.name", "muon", "--trainer.strategy", "fsdp2"]
+    assert "optimizer.name=muon needs whole matrices, which trainer.strategy=fsdp2" in refusal(capsys, *words)
 
 
 @pytest.mark.parametrize(
@@ -229,19 +292,19 @@ def test_values_out_of_range(build, message):
 def test_prediction_checks_its_files():
     make_run("pre", {})
     model = "runs/pre/model"
-    with pytest.raises(InputError, match=r"input=no\.csv is no file"):
-        PredictConfig(model, "no.csv", "out.csv").check_files()
+    with pytest.raises(InputError, match=r"input=no\.csv is not a file"):
+        check_files(PredictConfig(model, "no.csv", "out.csv"))
     Path("in.csv").write_text("text\n")
     with pytest.raises(InputError, match=r"output=no/out.csv cannot be written: there is no folder .*/no"):
-        PredictConfig(model, "in.csv", "no/out.csv").check_files()
-    PredictConfig(model, "in.csv", "out.csv").check_files()
+        check_files(PredictConfig(model, "in.csv", "no/out.csv"))
+    check_files(PredictConfig(model, "in.csv", "out.csv"))
     for config in (
         PredictConfig(model, "in.csv", "./in.csv"),
         EvaluateConfig(model, "in.csv", output="./in.csv"),
         EvaluateConfig(model, data=CorpusConfig(sources=[SourceConfig("*.csv")]), output="./in.csv"),
     ):
         with pytest.raises(InputError, match=r"output=\./in\.csv is what is read \(in\.csv\), which"):
-            config.check_files()
+            check_files(config)
 
 
 def test_groups_have_their_own_defaults_from_the_command_line_too():
@@ -259,7 +322,7 @@ def test_configuration_is_read_back(tmp_path):
     Path("a.csv").write_text("text,&x\n")
     words = ["--data.train", "a.csv", "--data.label_column", "&x", "--seed", "3", "--name", "a"]
     config = parse_config(FinetuneConfig, words, prog="finetune.py")
-    save_config(config, tmp_path / "saved.yaml")
+    (tmp_path / "saved.yaml").write_text(dump_config(config))
     assert parse_config(FinetuneConfig, ["-c", str(tmp_path / "saved.yaml")], prog="finetune.py") == config
 
 
@@ -275,7 +338,7 @@ def test_class_weights_are_given_in_one_word(words, expected, tmp_path):
     make_run("pre", {})
     config = parse_config(FinetuneConfig, ["--head.class_weights", *words, "--name", "a"], prog="finetune.py")
     assert config.head.class_weights == expected
-    save_config(config, tmp_path / "saved.yaml")
+    (tmp_path / "saved.yaml").write_text(dump_config(config))
     assert parse_config(FinetuneConfig, ["-c", str(tmp_path / "saved.yaml")], prog="finetune.py") == config
 
 
@@ -292,11 +355,11 @@ def test_prediction_goes_with_torchrun_only(monkeypatch):
     build = partial(PredictConfig, "runs/pre/model", "in.csv", "out.csv")
     for name, value in {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
-    build().check_files()
-    with pytest.raises(InputError, match="devices=3 stands beside torchrun, which started 2; leave it out"):
-        build(devices=3).check_files()
+    check_files(build())
+    with pytest.raises(InputError, match="devices=3 conflicts with torchrun, which started 2; leave it out"):
+        check_files(build(devices=3))
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     for name, value in {"PROCID": "0", "STEP_ID": "0", "NTASKS": "2", "NNODES": "1"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     with pytest.raises(InputError, match="srun=2 does not divide a file; start the processes with torchrun"):
-        build().check_files()
+        check_files(build())

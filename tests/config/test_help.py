@@ -13,7 +13,7 @@ from mlm.config.keys import Keys
 @pytest.fixture
 def text(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    return format_help(PretrainConfig, "train.py", Keys.of(PretrainConfig))
+    return format_help(PretrainConfig, "train.py")
 
 
 def test_every_key_with_its_docstring_type_and_default(text):
@@ -37,18 +37,18 @@ def test_two_screens_at_most(text):
 def test_every_key_has_help(text):
     for config in (PretrainConfig, EvaluateConfig, FillMaskConfig):
         keys = Keys.of(config)
-        help_text = format_help(config, "mlm", keys)
+        help_text = format_help(config, "mlm")
         assert "None [" not in help_text
         assert all(f"--{key}" in help_text.split() for key in keys.types)
 
 
 def test_required_and_positional_keys():
-    text = format_help(FillMaskConfig, "mlm fill-mask", Keys.of(FillMaskConfig), "text")
+    text = format_help(FillMaskConfig, "mlm fill-mask", "text")
     assert "TEXT ..." in text.splitlines()[0]
     assert "Model folder, or OWNER/NAME on the Hugging Face hub. [text, required]" in " ".join(text.split())
 
 
 def test_narrow_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "70")
-    text = format_help(PretrainConfig, "train.py", Keys.of(PretrainConfig))
+    text = format_help(PretrainConfig, "train.py")
     assert "[adamw|muon = muon]" in text

@@ -34,7 +34,7 @@ def test_keys_of_nested_dataclasses():
     # Annotations that are text can only be looked up at module level.
     Outer.__annotations__ = {"path": str, "inner": Inner}
     keys = Keys.of(Outer)
-    assert (list(keys.types), keys.groups, keys.required) == (["path", "inner.size"], ["inner"], ["path"])
+    assert (list(keys.types), keys.groups) == (["path", "inner.size"], ["inner"])
 
 
 def test_kind_names_the_folder_of_shipped_files():
@@ -127,7 +127,7 @@ def test_include_is_relative_to_the_file_and_yields_to_it(tmp_path):
         ),
         (
             "optimizer:\n  lr: 1\noptimizer.lr: 2\n",
-            "x.yaml:3: optimizer.lr stands twice in this file; keep one",
+            "x.yaml:3: optimizer.lr is given twice in this file; keep one",
         ),
         ("model: nope.yaml\n", "x.yaml:1: model: no configuration file"),
         ("model: [1, 2]\n", "x.yaml:1: expected lines of the form key: value"),

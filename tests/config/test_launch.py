@@ -1,8 +1,9 @@
 import pytest
 
 from mlm.config.errors import InputError
-from mlm.config.launch import Launch, command_for, is_first_process, launched
 from mlm.config.training import TrainerConfig
+from mlm.launch import Launch, command_for, is_first_process, launched
+from mlm.startup.checks import check_launch
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "x",
@@ -71,11 +72,11 @@ def test_which_process_is_the_first(environment, variables, first):
 )
 def test_what_contradicts_the_launcher_is_refused(environment, asked, message):
     trainer = TrainerConfig(**asked)
-    trainer.check_launch()
+    check_launch(trainer)
     environment(TORCHRUN)
     with pytest.raises(InputError, match=message):
-        trainer.check_launch()
-    TrainerConfig(devices=4, num_nodes=2).check_launch()
+        check_launch(trainer)
+    check_launch(TrainerConfig(devices=4, num_nodes=2))
 
 
 def test_uneven_tasks_are_refused(environment):

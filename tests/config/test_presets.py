@@ -4,8 +4,8 @@ import pytest
 
 from mlm.config.experiment import PlanConfig, PretrainConfig
 from mlm.config.files import shipped_names
-from mlm.config.parse import parse_config
 from mlm.plan import print_plan
+from mlm.startup.command import parse_config
 
 PARAMETERS = {
     "bert-small": 28_795_194,

@@ -1,21 +1,29 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from mlm.config.errors import InputError
-from mlm.config.values import convert, describe, nearest
+from mlm.config.keys import Given
+from mlm.config.parse import build_config
+from mlm.config.schema import schema
+from mlm.config.values import describe, nearest
 
 
-@dataclass
+@schema()
 class Entry:
     path: str
     column: str | None = None
     share: float = 1.0
+
+
+def convert(value, annotation, where):
+    """Read a value as the key k of a configuration whose annotation this is."""
+    probe = schema()(type("Probe", (), {"__annotations__": {"k": annotation}}))
+    return build_config(probe, {"k": Given(value, where.removesuffix("k"))}).k
 
 
 @pytest.mark.parametrize("text", ["0", "7", "-3", "1_000", "12345678901234567", "+4"])
@@ -134,7 +142,7 @@ def test_single_mapping_is_a_list_of_one():
         ({"column": "t"}, "--k: an entry needs the key path"),
         ({"path": "x", "share": "much"}, "--k: share: expected a number, got 'much'"),
         ("{path: x", "--k: not valid YAML"),
-        ("{path: x, path: y}", "--k: path stands twice"),
+        ("{path: x, path: y}", "--k: path is given twice"),
         ([None], "--k: an entry is text or a mapping of path, "),
         ([["x"]], "--k: an entry is text or a mapping of path, "),
     ],

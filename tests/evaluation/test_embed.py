@@ -11,9 +11,10 @@ import torch
 from transformers import AutoTokenizer, ModernBertModel
 
 from mlm.__main__ import main
-from mlm.config.embed import EmbedConfig
 from mlm.config.errors import InputError
+from mlm.config.evaluation import EmbedConfig
 from mlm.evaluation.embed import embed
+from mlm.startup.checks import check_files
 
 
 @pytest.fixture
@@ -80,9 +81,9 @@ def test_mistakes_are_named(config, tmp_path):
     with pytest.raises(InputError, match=r"empty.txt: is empty"):
         embed(replace(config, input=str(empty)))
     with pytest.raises(InputError, match=r"must end in \.npy"):
-        replace(config, output=str(tmp_path / "vectors.txt")).check_files()
-    with pytest.raises(InputError, match="is no file"):
-        replace(config, input=str(tmp_path / "none.txt")).check_files()
+        check_files(replace(config, output=str(tmp_path / "vectors.txt")))
+    with pytest.raises(InputError, match="is not a file"):
+        check_files(replace(config, input=str(tmp_path / "none.txt")))
 
 
 def test_a_sentence_model_reads_as_far_as_it_was_trained(config, model_folder, sentences):
@@ -99,7 +100,7 @@ def test_a_sentence_model_reads_as_far_as_it_was_trained(config, model_folder, s
 def test_a_folder_is_no_output_nor_is_the_input(config, tmp_path):
     (tmp_path / "texts.npy").write_text("a\n")
     with pytest.raises(InputError, match="is what is read"):
-        replace(config, input=f"{tmp_path}/texts.npy", output=f"{tmp_path}/./texts.npy").check_files()
+        check_files(replace(config, input=f"{tmp_path}/texts.npy", output=f"{tmp_path}/./texts.npy"))
     (tmp_path / "there.npy").mkdir()
     with pytest.raises(InputError, match="is a folder; name a file"):
-        replace(config, output=str(tmp_path / "there.npy")).check_files()
+        check_files(replace(config, output=str(tmp_path / "there.npy")))

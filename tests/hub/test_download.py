@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 from mlm.__main__ import main
 from mlm.config.errors import InputError
-from mlm.config.experiment import check_model_folder, is_hub_name
 from mlm.config.model import ModelConfig
 from mlm.hub import load_masked_lm, save_pretrained
 from mlm.hub.download import _download, model_folder, resolve_model
 from mlm.model import MaskedLM
+from mlm.startup.checks import check_model_folder, is_hub_name
 
 
 @pytest.mark.parametrize(

@@ -460,7 +460,6 @@ UNSUPPORTED = {
         MODERNBERT,
         {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 1.0}}},
     ),
-    "activation=tanh": (OWN, {"activation": "tanh"}),
 }
 
 
@@ -472,6 +471,13 @@ def test_what_we_cannot_compute_is_refused(name):
     assert family.read_config(written) == config
     with pytest.raises(InputError, match=f"not supported.*{name}"):
         family.read_config({**written, **change})
+
+
+def test_unknown_activation_of_our_own_family_is_refused():
+    written = OWN.write_config(ModelConfig())
+    known = "model.activation: expected relu, gelu, geglu or swiglu, got 'tanh'"
+    with pytest.raises(InputError, match=known):
+        OWN.read_config({**written, "activation": "tanh"})
 
 
 def test_absent_size_is_named():
@@ -702,5 +708,8 @@ def test_unknown_pooling_is_refused(tmp_path):
     ModernBertForMaskedLM(config).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "classifier_pooling": "max"}))
-    with pytest.raises(InputError, match="pooling=max must be one of cls, mean"):
+    with pytest.raises(
+        InputError,
+        match=r"model.pooling: expected cls, mean, cls_tanh, cls_relu, cls_gelu or null, got 'max'",
+    ):
         load_pretrained(tmp_path)

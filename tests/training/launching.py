@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from run_files import folder_of
 
-from mlm.config.parse import save_config
+from mlm.config.parse import dump_config
 
 TRAIN = str(Path(__file__).parents[2] / "train.py")
 ALONE = [sys.executable]
@@ -42,7 +42,7 @@ def torchrun(*options):
 def flags(config, *more):
     """The command line of a configuration: in a file, as a user would keep it."""
     path = Path(config.runs_dir).parent / f"{config.name}.yaml"
-    save_config(config, path)
+    path.write_text(dump_config(config))
     return [TRAIN, "--config", str(path), *more]
 
 

@@ -11,8 +11,8 @@ from run_files import assert_equal_weights, column, folder_of, weights
 
 from mlm.config.errors import InputError
 from mlm.config.experiment import PretrainConfig
-from mlm.config.parse import parse_config
 from mlm.config.training import ScheduleConfig
+from mlm.startup.command import parse_config
 from mlm.training.checkpoint import find_checkpoint
 from mlm.training.pretraining import pretrain
 

@@ -15,7 +15,7 @@ import torch
 from run_files import assert_equal_weights, column, folder_of, weights
 
 from mlm.config.errors import InputError
-from mlm.config.parse import save_config
+from mlm.config.parse import dump_config
 from mlm.config.training import ScheduleConfig
 from mlm.cores import available_cores, busy_seconds, cores_to_run_on
 from mlm.data.sampler import TrainingSampler
@@ -205,7 +205,7 @@ SPOILED_ON_RANK_1 = """
 import os, sys
 import torch
 from mlm.config.experiment import PretrainConfig
-from mlm.config.parse import log_to_stderr, one_line_errors, parse_config
+from mlm.startup.command import log_to_stderr, one_line_errors, parse_config
 from mlm.training.pretraining import prepare, train
 from mlm.training.processes import join_processes, start_processes
 from mlm.training.run_folder import run_folder
@@ -258,7 +258,9 @@ def test_programs_on_our_cores_are_told_once_unless_the_user_knows(tiny, monkeyp
 @pytest.mark.parametrize(("bad", "status"), [("[3]", 0), ("[3, 4]", 2)])
 def test_ranks_agree_on_skipping_and_on_stopping(tiny, tmp_path, bad, status):
     """Only the second of two processes has the NaN."""
-    save_config(tiny(trainer={"devices": 2, "max_skipped_steps": 2, "save_every": 1}), tmp_path / "run.yaml")
+    (tmp_path / "run.yaml").write_text(
+        dump_config(tiny(trainer={"devices": 2, "max_skipped_steps": 2, "save_every": 1}))
+    )
     script = tmp_path / "launch.py"
     script.write_text(SPOILED_ON_RANK_1)
     run = subprocess.run(

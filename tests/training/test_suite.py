@@ -23,7 +23,7 @@ from mlm.config.finetune import (
 )
 from mlm.config.glue import GLUE_TASKS, TaskRecipe
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.config.parse import read_group, save_config
+from mlm.config.parse import dump_config, read_group
 from mlm.config.suite import units
 from mlm.config.training import LoggingConfig
 from mlm.data.examples import encode_examples
@@ -32,6 +32,7 @@ from mlm.evaluation.submission import answer
 from mlm.evaluation.torch_backend import predict_logits
 from mlm.hub.pretrained import load_classifier, save_pretrained
 from mlm.model.heads import MaskedLM
+from mlm.startup.checks import check_run
 from mlm.training import run
 from mlm.training.devices import run_on_devices
 from mlm.training.suite import finetune_all, start_or_resume
@@ -173,11 +174,11 @@ def test_suite_grows_by_seeds_and_finished_runs_stay(tiny, caplog):
     folder_of(config).mkdir(parents=True)
     for name in (".config.new.yaml.7", "config.new.yaml"):  # as a process leaves it that is killed at once
         (folder_of(config) / name).write_text("half a f")
-    first.check_files()
+    check_run(first)
     finetune_all(first)
     assert not [path.name for path in folder_of(config).iterdir() if "new" in path.name]
     before = (folder_of(config) / "rte" / "seed-1" / "summary.json").stat().st_mtime_ns
-    config.check_files()
+    check_run(config)
     with caplog.at_level("INFO"):
         finetune_all(config)
     assert "config-1.yaml: seeds: 1 -> 1,2\n" in caplog.text
@@ -454,12 +455,12 @@ def test_suite_whose_data_changed_does_not_continue(tiny, tmp_path):
     ):
         config = tiny(name=name, data={"train": str(path)}, **options)
         finetune_all(config)
-        config.check_files()
+        check_run(config)
     path.write_text("\n".join(["text,label", *rows[1:]]))
     for name in ("seeds", "grid"):
         stored = read_group(FinetuneConfig, tmp_path / "runs" / name / "config.yaml")
         with pytest.raises(InputError, match=rf"own.csv has changed since .*{name} was started"):
-            stored.check_files()
+            check_run(stored)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"metrics": {}}', ""])
@@ -539,7 +540,7 @@ def test_damaged_start_of_a_run_is_done_again(tiny):
     config = tiny("rte", "wnli")
     place = folder_of(config) / "rte" / "seed-0"
     place.mkdir(parents=True)
-    save_config(config, folder_of(config) / "config.yaml")
+    (folder_of(config) / "config.yaml").write_text(dump_config(config))
     (place / "metrics.csv").write_text("half a l")
     assert finetune_all(config) == 0
     assert read(place / "summary.json")["epoch"] == 1

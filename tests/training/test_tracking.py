@@ -13,8 +13,8 @@ from run_files import folder_of
 
 from mlm.config.errors import InputError
 from mlm.config.experiment import PretrainConfig
-from mlm.config.parse import parse_config
 from mlm.config.training import LoggingConfig
+from mlm.startup.command import parse_config
 from mlm.training.pretraining import pretrain
 from mlm.training.tracking import resolve_tracking, tracked_step
 

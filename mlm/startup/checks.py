@@ -1,0 +1,242 @@
+"""What a configuration names has to exist: models, texts, places for output, the processes of a launcher.
+
+`check_files` and `check_run` of a configuration are called once, before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from functools import singledispatch
+from pathlib import Path
+
+from mlm.config.data import HUB_PREFIX, HubName, SourceConfig, TokenizerConfig
+from mlm.config.errors import InputError, require
+from mlm.config.evaluation import EmbedConfig, EvaluateConfig, PredictConfig
+from mlm.config.experiment import FillMaskConfig, InspectConfig, PlanConfig, PretrainConfig, RunConfig
+from mlm.config.files import find_config
+from mlm.config.finetune import SCRATCH, FinetuneConfig
+from mlm.config.preparation import PrepareConfig, TokenizerInspectConfig, TokenizerTrainConfig
+from mlm.config.suite import check_recipes, goes_on
+from mlm.config.training import BaseTrainerConfig
+from mlm.launch import is_first_process, launched
+from mlm.startup.suite import check_data, check_same, is_unbegun
+
+
+@singledispatch
+def check_files(config: object) -> None:
+    """Raise InputError unless everything that a configuration names exists."""
+
+
+@check_files.register
+def _(config: PretrainConfig) -> None:
+    check_launch(config.trainer)
+    if config.init is not None and not config.resume:  # checkpoints hold the weights
+        check_model_folder("init", config.init)
+    check_sources(config.data.sources)
+    check_tokenizer(config.tokenizer)
+
+
+@check_files.register
+def _(config: PlanConfig) -> None:
+    hint = "is not looked into by this command; give its shape with --model and leave it out"
+    require(config.init is None, "init", config.init, hint)
+    check_tokenizer(config.tokenizer)
+
+
+@check_files.register
+def _(config: FinetuneConfig) -> None:
+    check_launch(config.trainer)
+    if config.model == SCRATCH:
+        if not is_model(str(config.model_config)):
+            find_config(str(config.model_config), "model")
+        tokenizer = str(config.tokenizer)
+        there = is_hub_name(tokenizer) or Path(tokenizer).exists()
+        require(there, "tokenizer", tokenizer, f"is neither file nor folder; looked in {os.getcwd()}")
+    elif config.model is not None:
+        check_model_folder("model", config.model)
+    for name in ("train", "validation", "test"):
+        if getattr(config.data, name) is not None:
+            check_text_file(f"data.{name}", getattr(config.data, name))
+    is_there = config.glue_dir is None or Path(config.glue_dir).is_dir()
+    require(is_there, "glue_dir", config.glue_dir, f"is not a folder; looked in {os.getcwd()}")
+    check_recipes(config)
+
+
+@check_files.register
+def _(config: FillMaskConfig) -> None:
+    check_model_folder("model", config.model)
+
+
+@check_files.register
+def _(config: EvaluateConfig) -> None:
+    check_model_folder("model", config.model)
+    if config.input is None:
+        check_sources(config.data.sources)
+        names = [source.path for source in config.data.sources]
+        inputs = names + [file for name in names for file in glob.glob(name, recursive=True)]
+    else:
+        check_text_file("input", config.input)
+        inputs = [config.input]
+    if config.output is not None:
+        check_output("output", config.output, *inputs)
+
+
+@check_files.register
+def _(config: PredictConfig | EmbedConfig) -> None:
+    check_model_folder("model", config.model)
+    check_text_file("input", config.input)
+    is_array = isinstance(config, PredictConfig) or config.output.endswith(".npy")
+    require(is_array, "output", config.output, "must end in .npy, the format it has")
+    check_output("output", config.output, config.input)
+    launch = launched()
+    if launch is not None and isinstance(config, PredictConfig):
+        hint = "does not divide a file; start the processes with torchrun, or give --devices"
+        require(launch.launcher == "torchrun" or launch.world_size == 1, "srun", launch.world_size, hint)
+        hint = f"conflicts with torchrun, which started {launch.devices}; leave it out"
+        require(config.devices in ("auto", launch.devices), "devices", config.devices, hint)
+
+
+@check_files.register
+def _(config: PrepareConfig) -> None:
+    if not config.list and config.clean is None:
+        check_sources(config.data.sources)
+        check_tokenizer(config.tokenizer)
+
+
+@check_files.register
+def _(config: TokenizerTrainConfig) -> None:
+    check_sources(config.data.sources)
+    there = Path(config.output, "tokenizer.json").exists()
+    require(not there, "output", config.output, "holds a tokenizer.json already; name another folder")
+    check_folder("output", config.output)
+
+
+@check_files.register
+def _(config: TokenizerInspectConfig) -> None:
+    check_tokenizer(TokenizerConfig(path=config.path))
+    check_sources(config.sources)
+
+
+def check_run(config: object) -> None:
+    """Raise InputError if the run folder is another run's; a suite may continue its own."""
+    if not isinstance(config, RunConfig) or isinstance(config, PlanConfig | InspectConfig):
+        return
+    folder = Path(config.runs_dir, config.name or "")
+    if isinstance(config, FinetuneConfig) and goes_on(config):
+        if (folder / "config.yaml").exists():
+            check_same(config, folder)
+            check_data(config, folder)
+            return
+        if is_unbegun(folder):
+            return
+    # When the other processes look, the first one may have made the folder already.
+    if is_first_process() and not config.resume:
+        if folder.exists():
+            raise InputError(f"the run folder {folder} exists; take another --name, or use --resume")
+        check_folder("runs_dir", config.runs_dir)
+
+
+def check_launch(trainer: BaseTrainerConfig) -> None:
+    """Raise InputError unless as many processes were started as asked for, and they divide the batch."""
+    launch = launched()
+    if launch is None:
+        return
+    for name, words in (("devices", "process(es) a node"), ("num_nodes", "node(s)")):
+        wanted, there = getattr(trainer, name), getattr(launch, name)
+        hint = f"but {launch.launcher} started {there} {words}; leave it out, or start as many"
+        require(wanted in ("auto", there), f"trainer.{name}", wanted, hint)
+    trainer.accumulation(launch.world_size)
+
+
+def is_hub_name(name: str) -> bool:
+    """Return whether OWNER/NAME or OWNER/NAME@REVISION names a model of the hub: no OWNER exists here."""
+    part = r"[A-Za-z0-9][\w.-]*"
+    is_name = re.fullmatch(rf"{part}/{part}(@[\w./-]+)?", name) is not None
+    return is_name and not Path(name.partition("/")[0]).exists()
+
+
+def is_model(name: str) -> bool:
+    """Return whether a name means a model folder, here or on the hub, rather than a shape."""
+    return is_hub_name(name) or Path(name, "config.json").is_file()
+
+
+def check_model_folder(key: str, folder: str) -> None:
+    """Raise InputError unless `folder` holds a model, or may be the name of one on the hub."""
+    path = Path(folder)
+    if is_model(folder):
+        return
+    nested = path / "model"
+    fix = f"did you mean {nested}?" if (nested / "config.json").is_file() else f"looked in {path.absolute()}"
+    raise InputError(f"{key}={folder} is not a model folder (no config.json): {fix}", key)
+
+
+def check_sources(sources: list[SourceConfig]) -> None:
+    """Raise InputError unless, without reading them, files exist and hub names are well formed."""
+    for source in sources:
+        if source.path.startswith(HUB_PREFIX):
+            HubName.parse(source.path)
+        elif source.is_local and not (os.path.exists(source.path) or glob.glob(source.path, recursive=True)):
+            raise InputError(
+                f"data.sources: no file, folder or glob match {source.path!r}; looked in {os.getcwd()}; "
+                "a hub data set is written hub:OWNER/NAME, a name with a comma {path: 'a,b'}",
+                "data.sources",
+            )
+
+
+def check_tokenizer(config: TokenizerConfig) -> None:
+    """Raise InputError unless the tokenizer to reuse and the file of words to add exist."""
+    words = config.add_tokens
+    if words is not None:
+        there = Path(words).is_file()
+        require(there, "tokenizer.add_tokens", f"{words}:", f"there is no file {Path(words).absolute()}")
+    if config.path is None:
+        return
+    path = Path(config.path)
+    files = [path / name for name in ("tokenizer.json", "vocab.txt")] if path.is_dir() else [path]
+    there = any(file.is_file() for file in files)
+    require(there, "tokenizer.path", f"{config.path}:", f"there is no file {files[0].absolute()}")
+
+
+def check_text_file(key: str, path: str) -> None:
+    """Raise InputError unless a file exists and can be read."""
+    require(Path(path).is_file(), key, path, f"is not a file; looked in {os.getcwd()}")
+    require(os.access(path, os.R_OK), key, path, "cannot be read: no permission")
+
+
+def check_folder(key: str, path: str) -> None:
+    """Raise InputError unless a folder can be made, or written into if it exists."""
+    parents = (Path(path).absolute(), *Path(path).absolute().parents)
+    existing = next(parent for parent in parents if os.path.lexists(parent))
+    require(existing.is_dir(), key, path, f"cannot be a folder: {existing} is none; name another")
+    writable = os.access(existing, os.W_OK)
+    require(writable, key, path, f"cannot be written: no permission in {existing}; name another")
+
+
+def check_output(key: str, path: str, *inputs: str) -> None:
+    """Check, before any work, that a file can be written, and that nothing is lost by it.
+
+    Args:
+        key: the option, for messages.
+        path: the file; of a link, its target counts.
+        inputs: files that are read, and folders in which files are.
+
+    Raises:
+        InputError: a folder, a device, a pipe or an input has that name, or nothing can be written there.
+    """
+    file = Path(os.path.realpath(path))
+    try:
+        require(file.parent.is_dir(), key, path, f"cannot be written: there is no folder {file.parent}")
+        require(not file.is_dir(), key, path, "is a folder; name a file")
+        is_there = file.exists()
+        require(not is_there or file.is_file(), key, path, "is a device or a pipe; name a file")
+        for name in filter(os.path.exists, inputs if is_there else ()):
+            is_input = os.path.samefile(name, file) or Path(os.path.realpath(name)) in file.parents
+            require(not is_input, key, path, f"is what is read ({name}), which would be lost; name another")
+        trial = file.with_name(f".{file.name}.{os.getpid()}")
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        message = f"{key}={path} cannot be written: {error.strerror}; name another place"
+        raise InputError(message, key) from None
