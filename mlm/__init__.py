@@ -3,7 +3,7 @@
 | package | contents | layer |
 |---|---|--:|
 | `config` | every option, as typed dataclasses; reading YAML and the command line | 0 |
-| `files`, `cores`, `counter`, `launch` | atomic files, cores, random numbers without state, processes of a run | 1 |
+| `files`, `cores`, `counter`, `launch` | files, cores, random numbers, processes of a run | 1 |
 | `plan`, `startup` | costs; checks before torch is imported: command line, files, run folders | 2 |
 | `tokenizer`, `masking`, `model`, `optim` | vocabulary, prediction targets, encoder, updates | 2 |
 | `data`, `hub` | from text to batches; models on disk | 3 |

@@ -10,8 +10,8 @@ import pytest
 
 from mlm.__main__ import COMMANDS, split_command
 from mlm.config.errors import InputError
-from mlm.config.keys import Given, Keys, read_file, read_flags
-from mlm.config.values import convert
+from mlm.config.keys import Keys, read_file
+from mlm.config.parse import build_config, read_words
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -62,7 +62,7 @@ def commands(documents: list[Path]) -> list[str]:
 
 
 def parse(line: str) -> None:
-    """Read a command with the parser: its keys, the types of its values, and its `--config` files."""
+    """Read a command with the parser: its keys, their values, and its `--config` files."""
     words = shlex.split(re.sub(f"^{PREFIX}", "", line))
     script = next((place for place, word in enumerate(words) if word in SCRIPTS), None)
     if words[0] == "sbatch":
@@ -71,21 +71,16 @@ def parse(line: str) -> None:
         name, rest = SCRIPTS[words[script]], words[script + 1 :]
     else:
         name, rest = split_command(words[1:])
-    if rest == ["--help"] or name == "--help":
+    if rest in ([], ["--help"]) or name == "--help":
         return
     command = COMMANDS[name]
-    keys = keys_of(command.config)
-    check_types(read_flags(rest, keys, command.positional)[1], keys)
+    given = read_words(schema_of(command.config), rest, command.positional)
+    build_config(schema_of(command.config), given.given, given.flags)
 
 
-def keys_of(config: str) -> Keys:
+def schema_of(config: str) -> type:
     module, _, name = config.partition(":")
-    return Keys.of(getattr(import_module(module), name))
-
-
-def check_types(given: dict[str, Given], keys: Keys) -> None:
-    for key, one in given.items():
-        convert(one.value, keys.types[key], one.where)
+    return getattr(import_module(module), name)
 
 
 def of_our_parser(line: str) -> bool:
@@ -142,16 +137,16 @@ def test_options_named_in_a_sentence_exist(document):
 
 
 def all_keys() -> list[Keys]:
-    return [keys_of(command.config) for command in COMMANDS.values()]
+    return [Keys.of(schema_of(command.config)) for command in COMMANDS.values()]
 
 
 @each_document
 def test_yaml_has_only_keys_that_exist(document, tmp_path):
-    keys = keys_of("mlm.config.experiment:PretrainConfig")
+    cls = schema_of("mlm.config.experiment:PretrainConfig")
     for block in blocks(document, "yaml"):
         path = tmp_path / "block.yaml"
         path.write_text(block)
-        check_types(read_file(path, keys), keys)
+        build_config(cls, read_file(path, Keys.of(cls)))
 
 
 @each_document

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from mlm.config.experiment import PretrainConfig
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.parse import dump_config
 from mlm.startup.command import one_line_errors, parse_config
-from mlm.startup.runs import RUN_NAME, hand_over_name
+from mlm.startup.runs import RUN_NAME
 
 ROOT = Path(__file__).parent.parent
 
@@ -86,15 +85,6 @@ def test_a_second_unnamed_run_in_one_process_gets_a_name_of_its_own():
     Path("runs", first.name).mkdir(parents=True)
     second = parse_config(PretrainConfig, [], prog="train.py")
     assert first.name != second.name
-
-
-def test_name_is_handed_over_only_while_the_run_lasts():
-    with hand_over_name("outer"):
-        with suppress(RuntimeError), hand_over_name("inner"):
-            assert os.environ[RUN_NAME] == "inner"
-            raise RuntimeError
-        assert os.environ[RUN_NAME] == "outer"
-    assert RUN_NAME not in os.environ
 
 
 def end(prog, error, config=None):

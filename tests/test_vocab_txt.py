@@ -9,6 +9,7 @@ from transformers import BertTokenizer
 
 from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
+from mlm.startup.checks import check_tokenizer
 from mlm.tokenizer import SpecialTokens, load_tokenizer
 
 WORDS = [*"abcdefé水", *(f"##{letter}" for letter in "abcdefé"), "Café", "cafe", "cafes", "##s", ",", "!"]
@@ -52,7 +53,7 @@ def test_a_tokenizer_json_beside_it_comes_first(tmp_path):
 
 
 def test_a_folder_with_a_vocabulary_is_a_tokenizer_to_reuse(tmp_path):
-    TokenizerConfig(path=str(write(tmp_path, None))).check_file()
+    check_tokenizer(TokenizerConfig(path=str(write(tmp_path, None))))
 
 
 def test_damage_is_an_error(tmp_path):

@@ -282,6 +282,5 @@ class FinetuneConfig(RunConfig):
         serves = not wanted or bool(set(FROM_MNLI) & set(self.task))
         hint = f"is about {', '.join(FROM_MNLI)}; name one of them with --task, or leave it out"
         require(serves, "start_from_mnli", "true", hint)
-        same = {"trainer.batch_size"} if "trainer.global_batch_size" in flags else set()
         for recipe in self.recipes:
             recipe.without(flags)

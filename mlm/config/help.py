@@ -111,14 +111,3 @@ def _shown(default: Any) -> str:
     if is_dataclass(default):
         return _shown(getattr(default, fields(default)[0].name))
     return default if isinstance(default, str) else json.dumps(default)
-
-
-def _option(flag: str, text: str, values: str = "") -> str:
-    """Return a flag with its help beside it, in as many lines as the terminal needs."""
-    width = min(shutil.get_terminal_size((MAX_WIDTH, 50)).columns, MAX_WIDTH) - 2
-    # A bracket stays on one line: no line breaks at its spaces.
-    text = f"{text} {values}".strip().replace(values, values.replace(" ", "\xa0")) if values else text
-    lines = textwrap.wrap(text, width - HELP_COLUMN, break_on_hyphens=False, break_long_words=False)
-    first = f" {flag}"
-    start = [first] if len(first) + 1 >= HELP_COLUMN else [f"{first:{HELP_COLUMN}}{lines.pop(0)}"]
-    return "\n".join([*start, *(" " * HELP_COLUMN + line for line in lines)]).replace("\xa0", " ")

@@ -154,7 +154,9 @@ def _read_mapping(
     for name, value, place in mapping_items(node, source):
         key = keys.aliases.get(f"{prefix}{name}", f"{prefix}{name}")
         if key in keys.types:
-            new = {key: Given(read_tree(value, source), place)}
+            tree = read_tree(value, source)
+            # null for another spelling means that the key itself has the value
+            new = {} if tree is None and key != f"{prefix}{name}" else {key: Given(tree, place)}
         elif key not in keys.groups:
             _refuse_key(key, keys, "", place)
         elif isinstance(text := read_tree(value, source), str):

@@ -67,7 +67,6 @@ def run_on_devices(runs: Sequence[tuple[FinetuneConfig, str]], devices: Sequence
 
 def _start(run: FinetuneConfig, title: str, device: str) -> subprocess.Popen[bytes]:
     folder = Path(run.runs_dir)
-    folder.mkdir(parents=True, exist_ok=True)
     settings, output = folder / f"{run.name}.yaml", folder / f"{run.name}.log"
     write_text(settings, dump_config(run))
     log.info("%s on device %s; output: %s", title, device, output)

@@ -181,7 +181,7 @@ def test_batch_has_two_spellings(capsys):
     make_run("pre", {})
     for flag in ("--trainer.batch_size", "--trainer.global_batch_size"):
         trainer = tuned(flag, "48")
-        assert (trainer.batch_size, trainer.global_batch_size) == (48, 48)
+        assert (trainer.batch_size, trainer.rows_per_step) == (48, 48)
     Path("old.yaml").write_text("trainer:\n  batch_size: 16\n")
     assert tuned("-c", "old.yaml", "--trainer.global_batch_size", "8").batch_size == 8
     Path("new.yaml").write_text("trainer:\n  global_batch_size: 24\n")
@@ -192,16 +192,25 @@ def test_batch_has_two_spellings(capsys):
         "finetune.py: error: --trainer.batch_size 8 and --trainer.global_batch_size 16 are one setting; "
         "keep one\n"
     )
+    Path("null.yaml").write_text("trainer:\n  batch_size: 8\n  global_batch_size: null\n")
+    assert tuned("-c", "null.yaml").batch_size == 8
     Path("both.yaml").write_text("trainer:\n  global_batch_size: 24\n  batch_size: 8\n")
     assert "both.yaml:3: trainer.batch_size is given twice in this file" in refusal(capsys, "-c", "both.yaml")
     Path("wrong.yaml").write_text("trainer:\n  global_batch_size: 0\n")
     assert "wrong.yaml:2: trainer.batch_size=0 must be at least 1" in refusal(capsys, "-c", "wrong.yaml")
 
 
+def test_what_fine_tuning_does_not_use_and_devices_that_do_not_fit(capsys):
+    make_run("pre", {})
+    assert "trainer.val_every=5 is not used" in refusal(capsys, "--trainer.val_every", "5")
+    words = ["--trainer.batch_size", "10", "--trainer.devices", "4"]
+    assert "trainer.batch_size=10 must be a multiple of 4 device(s); try 8 or 12" in refusal(capsys, *words)
+
+
 def test_fine_tuning_has_the_settings_of_the_common_engine():
     make_run("pre", {})
     trainer = tuned()
-    assert trainer.bounds == (None, None, None)
+    assert trainer.bounds == (None, None, None, 3)
     assert (trainer.save_every, trainer.max_epochs, trainer.devices, trainer.strategy) == (
         None,
         3,
@@ -212,7 +221,7 @@ def test_fine_tuning_has_the_settings_of_the_common_engine():
         "--trainer.micro_batch_size 4 --trainer.max_steps 9 --trainer.max_time 1m --trainer.strategy fsdp2"
     )
     trainer = tuned(*words.split())
-    assert (trainer.bounds, trainer.max_seconds, trainer.accumulation(2)) == ((9, None, "1m"), 60, 4)
+    assert (trainer.bounds, trainer.max_seconds, trainer.accumulation(2)) == ((9, None, "1m", 3), 60, 4)
 
 
 def test_muon_needs_whole_matrices_in_fine_tuning_too(capsys):

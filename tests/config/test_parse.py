@@ -8,13 +8,14 @@ import pytest
 import yaml
 
 from mlm.config.data import CorpusConfig, MaskingConfig, SourceConfig
+from mlm.config.errors import InputError
 from mlm.config.evaluation import EvaluateConfig
 from mlm.config.experiment import FillMaskConfig, PretrainConfig
 from mlm.config.files import config_folder
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.keys import Keys, read_file
 from mlm.config.model import ModelConfig
-from mlm.config.parse import dump_config, to_plain
+from mlm.config.parse import dump_config, from_plain, to_plain
 from mlm.config.preparation import PrepareConfig
 from mlm.config.training import OptimizerConfig, ScheduleConfig, TrainerConfig
 from mlm.startup.command import parse_config
@@ -343,3 +344,13 @@ def test_preparing_takes_the_files_of_training(capsys):
     with pytest.raises(SystemExit):
         parse_config(PrepareConfig, ["--config", "x.yaml"], prog="mlm prepare")
     assert "x.yaml:5: unknown key nam" in capsys.readouterr().err
+
+
+def test_configuration_made_plain_comes_back():
+    for name in ("a.txt", "b.txt"):
+        Path(name).touch()
+    config = parse("--data.sources", "{path: a.txt, weight: 2},{path: b.txt, weight: 1}", "--seed", "3")
+    assert from_plain(PretrainConfig, to_plain(config)) == config
+    assert from_plain(PretrainConfig, config) is config
+    with pytest.raises(InputError, match="optimizer: unknown key rate"):
+        from_plain(PretrainConfig, {"optimizer": {"rate": 1}})

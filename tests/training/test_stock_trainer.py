@@ -190,13 +190,13 @@ if trainer.is_global_zero:
 
 
 def test_two_processes_with_the_default_sampler_train_as_one(tiny, tmp_path):
-    from mlm.config.parse import save_config
+    from mlm.config.parse import dump_config
 
     config = tiny(trainer={"global_batch_size": 64})
     alone, data = parts(config)
     trainer = stock(tmp_path, max_epochs=1)
     trainer.fit(alone, datamodule=data)
-    save_config(config, tmp_path / "config.yaml")
+    (tmp_path / "config.yaml").write_text(dump_config(config))
     (tmp_path / "two.py").write_text(TWO)
     runs = [
         subprocess.Popen(
