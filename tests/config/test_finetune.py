@@ -255,7 +255,7 @@ def test_muon_needs_whole_matrices_in_fine_tuning_too(capsys):
             lambda: FinetuneTrainerConfig(keep="best", early_stopping=0),
             "early_stopping=0 must be at least 1",
         ),
-        (lambda: FinetuneTrainerConfig(early_stopping=2), "early_stopping=2 keeps the best epoch: add --tr"),
+        (lambda: FinetuneTrainerConfig(early_stopping=2), "early_stopping=2 keeps the best model: add --tr"),
         (
             lambda: FinetuneConfig(
                 data=LabelledConfig(label_type="regression"), head=HeadConfig(class_weights="balanced")
