@@ -12,8 +12,7 @@ from mlm.config.errors import InputError
 from mlm.config.model import ModelConfig
 from mlm.hub.download import model_folder
 from mlm.hub.family import Json
-from mlm.tokenizer import SpecialTokens
-from mlm.tokenizer.special import OTHER_NAMES
+from mlm.tokenizer import OTHER_NAMES, SpecialTokens
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CARRIED_SETTINGS = (
