@@ -247,7 +247,7 @@ def tokenizer_digest(tokenizer: Tokenizer) -> str:
     return hashlib.blake2b(tokenizer.to_str().encode(), digest_size=20).hexdigest()
 
 
-def _wordpiece(vocab: dict[str, int], longest_word: int, **switches: bool | None) -> Tokenizer:
+def _wordpiece(vocab: dict[str, int], longest_word: int, **switches: Any) -> Tokenizer:
     """Return a WordPiece tokenizer with BERT's splitter, decoder and normaliser, which takes the switches."""
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token=UNK, max_input_chars_per_word=longest_word))
     tokenizer.normalizer = normalizers.BertNormalizer(**switches)

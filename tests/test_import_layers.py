@@ -38,7 +38,7 @@ ENGINE = (
 )
 """Files of mlm/training that take the steps of a run, stop it and resume it."""
 CORE = (
-    *("counter.py", "masking.py", "model", "optim"),
+    *("counter.py", "masking.py", "model", "optim.py"),
     *("data/packing.py", "data/sampler.py", "data/collate.py"),
     *(f"training/{name}" for name in ENGINE),
 )

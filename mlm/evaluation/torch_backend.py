@@ -20,7 +20,7 @@ from mlm.data.examples import EncodedExamples
 from mlm.evaluation.predictor import Batch, Floats, Head, TextPooling, run_batches
 from mlm.hub.pretrained import load_classifier, load_encoder, load_masked_lm
 from mlm.model import Encoder, MaskedLM, SequenceClassifier
-from mlm.model.pooling import pool
+from mlm.model.heads import pool
 
 LOADERS: dict[Head, Any] = {
     "classifier": load_classifier,

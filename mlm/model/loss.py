@@ -53,9 +53,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the summed negative log-likelihood in nats, a scalar in float32; 0 when nothing is predicted.
 
-    Args:
-        logits: (B, M, V) float.
-        labels: (B, M) int64, IGNORE_INDEX where nothing is predicted.
+    Logits are (B, M, V), labels (B, M) int64 with IGNORE_INDEX where nothing is predicted.
     """
     logits, labels = logits.flatten(0, 1), labels.flatten()
     if logits.device.type == "cpu" and logits.requires_grad:

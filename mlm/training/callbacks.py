@@ -20,7 +20,7 @@ from torch import Tensor
 from mlm.config.errors import InputError
 from mlm.config.launch import is_first_process
 from mlm.config.training import ScheduleConfig, TrainerConfig
-from mlm.optim.schedule import warmup_steps
+from mlm.optim import warmup_steps
 from mlm.training.checkpoint import checkpoint_path, checkpoint_step, saved_checkpoints
 from mlm.training.engine import StepCallback
 from mlm.training.loader import TrainingLoader

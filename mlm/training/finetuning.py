@@ -35,11 +35,10 @@ from mlm.data.labels import class_weights
 from mlm.evaluation.metrics import LabelledPredictions
 from mlm.evaluation.torch_backend import classify, predict_logits
 from mlm.hub.pretrained import load_classifier
-from mlm.model.attention import matrix_blocks
-from mlm.model.depth import freeze, layer_decay
+from mlm.model.adapt import freeze, layer_decay
 from mlm.model.heads import SequenceClassifier
 from mlm.model.loss import mean_loss, summed_label_loss
-from mlm.optim.optimizer import build_optimizer
+from mlm.optim import build_optimizer
 from mlm.tokenizer import tokenizer_digest
 from mlm.training.callbacks import Diverged
 from mlm.training.checkpoint import checkpoint_path, open_checkpoint
@@ -141,7 +140,7 @@ class FinetuneModule(StepModule):
         """Build the optimizer, with layer-wise decay of the learning rate if configured."""
         settings, num_layers = self.config.optimizer, self.model.config.num_hidden_layers
         share = layer_decay(settings.layer_decay, num_layers)
-        return build_optimizer(self.model, settings, matrix_blocks(self.model), share)
+        return build_optimizer(self.model, settings, share)
 
     def validation_step(self, batch: LabelledBatch, batch_idx: int) -> None:
         """Collect the logits of one batch of validation examples."""

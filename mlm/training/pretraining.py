@@ -27,11 +27,10 @@ from mlm.files import write_text
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_masked_lm
 from mlm.hub.tokenizer_config import TOKENIZER_CONFIG
-from mlm.model.attention import matrix_blocks
+from mlm.model.adapt import extend_vocabulary
 from mlm.model.heads import MaskedLM, rule_out_unused_ids
 from mlm.model.loss import summed_cross_entropy
-from mlm.model.vocabulary import extend_vocabulary
-from mlm.optim.optimizer import build_optimizer
+from mlm.optim import build_optimizer
 from mlm.plan import total_parameters
 from mlm.tokenizer import added_pieces, load_tokenizer, num_ids, tokenizer_digest
 from mlm.training.branch import branch_checkpoint, settle_branch, start_branch
@@ -103,7 +102,7 @@ class PretrainModule(StepModule):
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         """Build the optimizer."""
-        return build_optimizer(self.model, self.config.optimizer, matrix_blocks(self.model))
+        return build_optimizer(self.model, self.config.optimizer)
 
     def validation_step(self, batch: MaskedBatch, batch_idx: int) -> None:
         """Score one batch of held-out rows."""

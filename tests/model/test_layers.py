@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mlm.config.model import ModelConfig
-from mlm.model.layers import EncoderLayer, FeedForward, GatedFeedForward, init_weights
+from mlm.model.encoder import EncoderLayer, FeedForward, GatedFeedForward, init_weights
 
 BIASED = ModelConfig(
     hidden_size=32,

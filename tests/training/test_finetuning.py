@@ -35,7 +35,7 @@ from mlm.evaluation.predict import predict
 from mlm.evaluation.torch_backend import predict_logits
 from mlm.hub.pretrained import load_classifier, read_classifier_config, save_pretrained
 from mlm.model.heads import MaskedLM
-from mlm.optim.schedule import learning_rate_factor
+from mlm.optim import learning_rate_factor
 from mlm.training import finetuning, run
 from mlm.training.datamodule import FinetuneDataModule
 from mlm.training.finetuning import build_model, finetune
