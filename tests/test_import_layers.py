@@ -96,7 +96,7 @@ def test_only_training_knows_lightning_and_wandb(path):
     if package_of(module_of(path)) in ("mlm.config", "mlm.plan"):
         assert not used & {"torch", "numpy", "tokenizers", "datasets"}
     # An oracle for the tests, and if it happens to be installed for what is saved; never needed.
-    assert "transformers" not in used or path.name == "parity.py"
+    assert "transformers" not in used or path.name == "saving.py"
 
 
 def num_lines(*paths: Path) -> int:

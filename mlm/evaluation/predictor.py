@@ -218,10 +218,9 @@ def progress_bar(task: str | None, unit: str, **options: Any) -> tqdm:
 
 def read_classifier(folder: Path) -> ClassifierConfig:
     """Read the configuration of a classifier; InputError: the folder holds none."""
-    from mlm.hub.pretrained import load_classifier, read_classifier_config
+    from mlm.hub import pretrained
 
-    # Loading refuses a folder without a classifier, and names what it holds instead.
-    return read_classifier_config(folder) or load_classifier(folder).classifier_config
+    return pretrained.read_classifier(folder)
 
 
 def check_pairs(classifier: ClassifierConfig, second: str | None, key: str = "text_pair_column") -> None:

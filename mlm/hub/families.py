@@ -107,16 +107,14 @@ def _positions_of_roberta(written: Json) -> Json:
     }
 
 
-ROBERTA = Family(
+ROBERTA = replace(
+    BERT,
     model_type="roberta",
     architecture="RobertaForMaskedLM",
     classifier="RobertaForSequenceClassification",
-    assumed=_assumed_by_bert,
     fixed={**BERT.fixed, "position_offset": range(1, sys.maxsize)},
     unused=[*BERT.unused, "position_offset", "max_position_embeddings"],
     derived=_positions_of_roberta,
-    paths=BERT.paths,
-    values=BERT.values,
     constants={
         **BERT.constants,
         "max_position_embeddings": lambda config: config.position_rows,
@@ -132,9 +130,7 @@ ROBERTA = Family(
         "classifier": "classifier.out_proj",
     },
     untied_copies={"lm_head.bias": "lm_head.decoder.bias"},
-    poolings=("cls_tanh",),
     positions_follow_padding=True,
-    dropout_path="hidden_dropout_prob",
     ignored=r"roberta\.pooler|roberta\.embeddings\.position_ids|lm_head|classifier|qa_",
 )
 
@@ -199,24 +195,18 @@ DISTILBERT = Family(
 )
 
 
-ELECTRA = Family(
+ELECTRA = replace(
+    BERT,
     model_type="electra",
     architecture="ElectraForMaskedLM",
     classifier="ElectraForSequenceClassification",
     assumed=lambda written: _assumed_by_bert(written) | {"pooling": "cls_gelu"},
-    fixed={
-        **{name: allowed for name, allowed in BERT.fixed.items() if name != "embedding_size"},
-        "activation": ["gelu"],
-    },
+    fixed={name: allowed for name, allowed in BERT.fixed.items() if name != "embedding_size"}
+    | {"activation": ["gelu"]},
     unused=[*BERT.unused, "embedding_size"],
     derived=lambda written: {"embedding_size": whole_number(written, "embedding_size", 128)},
-    paths=BERT.paths,
-    values=BERT.values,
-    constants={
-        **BERT.constants,
-        "hidden_act": "gelu",
-        "embedding_size": lambda config: config.embedding_width,
-    },
+    constants=BERT.constants
+    | {"hidden_act": "gelu", "embedding_size": lambda config: config.embedding_width},
     modules=_like_bert("electra")
     | {
         "encoder.embeddings.projection": "electra.embeddings_project",
@@ -228,7 +218,6 @@ ELECTRA = Family(
         "classifier": "classifier.out_proj",
     },
     poolings=("cls_gelu",),
-    dropout_path="hidden_dropout_prob",
     ignored=r"discriminator_|generator_|electra\.embeddings\.position_ids|classifier|qa_|sequence_summary",
 )
 """Published models are mostly discriminators: without a masked-LM head."""

@@ -22,10 +22,7 @@ from mlm.evaluation.metrics import class_table, confusion_matrix, counts_of_clas
 from mlm.evaluation.predict import write_predictions
 from mlm.evaluation.torch_backend import arguments
 from mlm.files import write_json
-from mlm.hub.card import model_card
-from mlm.hub.families import architecture_of
-from mlm.hub.pretrained import save_pretrained
-from mlm.hub.tokenizer_config import longest_row
+from mlm.hub.saving import longest_row, model_card, save_pretrained
 from mlm.model.heads import SequenceClassifier
 from mlm.model.loss import mean_loss
 from mlm.training.datamodule import Parts
@@ -188,9 +185,8 @@ def finish(outcome: Outcome, loggers: Sequence[Logger], title: str | None = None
     summary |= settings_of(config)
     facts = {name: summary[name] for name in ("task", "seed", "num_train_examples", "epoch", "val_loss")}
     facts |= settings_of(config)
-    architecture = architecture_of(model.config, model.classifier_config)
     name = title or str(config.name)
-    card = model_card(name, model.config, facts | summary["metrics"], architecture, task.labels)
+    card = model_card(name, model.config, facts | summary["metrics"], model.classifier_config)
     start, checked = tokenizer_folder(config), np.arange(min(len(parts.validation), CHECKED_EXAMPLES))
     save_pretrained(
         folder / "model",

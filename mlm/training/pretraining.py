@@ -26,7 +26,7 @@ from mlm.evaluation.masked_lm import MaskedLMScores
 from mlm.files import write_text
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_masked_lm
-from mlm.hub.tokenizer_config import TOKENIZER_CONFIG
+from mlm.hub.saving import TOKENIZER_CONFIG
 from mlm.model.adapt import extend_vocabulary
 from mlm.model.heads import MaskedLM, rule_out_unused_ids
 from mlm.model.loss import summed_cross_entropy

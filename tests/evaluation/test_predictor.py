@@ -17,7 +17,7 @@ from mlm.__main__ import main
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.evaluation.torch_backend import pick_device
-from mlm.hub.pretrained import save_pretrained
+from mlm.hub.saving import save_pretrained
 from mlm.model.heads import SequenceClassifier
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}

@@ -30,7 +30,8 @@ from mlm.data.examples import encode_examples
 from mlm.data.glue import TASKS, read_glue
 from mlm.evaluation.submission import answer
 from mlm.evaluation.torch_backend import predict_logits
-from mlm.hub.pretrained import load_classifier, save_pretrained
+from mlm.hub.pretrained import load_classifier
+from mlm.hub.saving import save_pretrained
 from mlm.model.heads import MaskedLM
 from mlm.training import run
 from mlm.training.devices import run_on_devices
