@@ -11,24 +11,33 @@ Sizes: N examples, B a batch, C classes (1 for a number).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from torchmetrics import Metric
 from torchmetrics.functional.regression import mean_absolute_error, mean_squared_error, pearson_corrcoef
 from torchmetrics.utilities import dim_zero_cat
 
+from mlm.config.data import IGNORE_INDEX
 from mlm.config.model import LabelType
+from mlm.data.collate import MaskedBatch, MaskedRows, Rows
+from mlm.data.sampler import ValidationSampler
 from mlm.evaluation.predictor import softmax
+from mlm.masking import Masking
+from mlm.model.heads import MaskedLM
+from mlm.model.loss import summed_cross_entropy
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+VALIDATION_SEED = 20_181_011
+"""Seed of every validation mask, independent of the seed of the run, so that runs can be compared."""
 MAX_AUC_CLASSES = 100
 """With more classes there is no ROC AUC, which ranks all examples once a class."""
 
@@ -65,6 +74,79 @@ class LabelledPredictions(Metric):
         rows, logits = (dim_zero_cat(state).cpu().numpy() for state in (self.rows, self.logits))
         _, first = np.unique(rows, return_index=True)
         return logits.reshape(len(rows), -1)[first].astype(np.float64)
+
+
+class MaskedLMScores(Metric):
+    """Loss, perplexity and accuracy over masked tokens, summed over batches and ranks in float64.
+
+    Args:
+        device: where the sums are kept; in float32 on MPS, which has no float64.
+        kwargs: of `torchmetrics.Metric`, such as `sync_on_compute=False` for the batches of one rank alone.
+    """
+
+    full_state_update = False
+    summed_loss: Tensor
+    num_correct: Tensor
+    num_masked: Tensor
+
+    def __init__(self, device: torch.device | str = "cpu", **kwargs: Any):
+        super().__init__(**kwargs)
+        dtype = torch.float32 if torch.device(device).type == "mps" else torch.float64
+        for name in ("summed_loss", "num_correct", "num_masked"):
+            self.add_state(name, torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
+        self.to(device)
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            logits: (..., V) float.
+            labels: (...) int64, IGNORE_INDEX where nothing is predicted.
+        """
+        logits = logits.detach().float()  # a CPU finds the largest of bfloat16 four times slower
+        masked = labels != IGNORE_INDEX
+        self.summed_loss += summed_cross_entropy(logits.flatten(0, -2)[None], labels.flatten()[None])
+        self.num_correct += ((logits.argmax(-1) == labels) & masked).sum()
+        self.num_masked += masked.sum()
+
+    def compute(self) -> dict[str, float]:
+        """Return loss in nats, perplexity, masked_accuracy and num_masked as Python numbers.
+
+        The first three are means over the masked tokens; 0, and a perplexity of 1, if there are none.
+        """
+        sums = torch.stack([self.summed_loss, self.num_correct, self.num_masked])
+        loss, correct, masked = sums.tolist()
+        loss /= max(masked, 1)
+        perplexity = math.exp(loss) if loss < 700 else math.inf  # exp overflows
+        scores = {"loss": loss, "perplexity": perplexity, "masked_accuracy": correct / max(masked, 1)}
+        return scores | {"num_masked": int(masked)}
+
+
+def frozen_batches(
+    rows: Rows, masking: Masking, batch_size: int, rank: int = 0, world_size: int = 1
+) -> DataLoader[MaskedBatch]:
+    """Return every row of a rank's share once, always with the same masks."""
+    sampler = ValidationSampler(len(rows), batch_size, rank, world_size)
+    return DataLoader(MaskedRows(rows, masking, VALIDATION_SEED), sampler=sampler, batch_size=None)
+
+
+@torch.no_grad()
+def score_batches(
+    model: MaskedLM, batches: Iterable[MaskedBatch], device: torch.device, sync: bool = True
+) -> dict[str, float]:
+    """Return what `MaskedLMScores` computes over batches, without changing the mode of the model.
+
+    Args:
+        model: on the device.
+        batches: of this rank.
+        device: where to compute.
+        sync: add the batches of all ranks, each of which then has to call this.
+    """
+    scores = MaskedLMScores(device, sync_on_compute=sync)
+    for batch in batches:
+        inputs = (batch[name].to(device) for name in ("input_ids", "attention_mask", "masked_positions"))
+        scores.update(model(*inputs), batch["labels"].to(device))
+    return scores.compute()
 
 
 def confusion_matrix(labels: Ints, predictions: Ints, num_classes: int) -> Ints:

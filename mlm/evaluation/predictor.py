@@ -1,6 +1,6 @@
 """`Predictor`: texts in; labels, vectors or fillings out.
 
-    texts --tokenize, pad (numpy)--> batches --Backend (torch)--> logits, vectors --> labels
+    texts --tokenize, pad (numpy)--> batches --torch_backend.py--> logits, vectors --> labels
 
 Importing this module, reading and tokenizing load no torch.
 
@@ -14,8 +14,9 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,16 +36,6 @@ Head = Literal["classifier", "encoder", "masked_lm"]
 TextPooling = Literal["mean", "cls"]
 
 log = logging.getLogger(__name__)
-
-
-class Backend(Protocol):
-    """A loaded model: the seam for other runtimes than torch."""
-
-    def logits(self, batch: Batch) -> npt.NDArray[np.float32]:
-        """Return (B, C) of a classifier, or (B, M, V) of a masked LM at `masked_positions`."""
-
-    def hidden(self, batch: Batch, pooling: TextPooling, normalize: bool) -> npt.NDArray[np.float32]:
-        """Return the pooled hidden state of each text, (B, D); pooled here because (B, S, D) is large."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +72,14 @@ class Predictor:
     def __init__(
         self, model: str | Path, device: str = "auto", batch_size: int = 64, max_length: int | None = None
     ) -> None:
-        from mlm.hub.download import model_folder
-        from mlm.hub.pretrained import read_shape
+        from mlm.hub import pretrained
 
         self.device, self.batch_size, self._asked_length = device, batch_size, max_length
-        self.folder = model_folder(model)
-        self.config, self.tokenizer = read_shape(self.folder), load_tokenizer(self.folder)
+        self.folder = pretrained.model_folder(model)
+        self.config, self.tokenizer = pretrained.read_shape(self.folder), load_tokenizer(self.folder)
         self.config.check_fit(num_ids(self.tokenizer), seq_len=1)
         self.max_length = resolve_max_length(self.config, max_length, "max_length")
-        self._loaded: dict[Head, Backend] = {}
+        self._loaded: dict[Head, Any] = {}
 
     def encode(self, examples: Examples) -> EncodedExamples:
         """Tokenize examples (N) and cut them to `max_length`."""
@@ -97,8 +87,10 @@ class Predictor:
 
     def logits(self, examples: EncodedExamples, show_progress: bool = True) -> Floats:
         """Return the logits of the classifier, (N, C); InputError: there is no classifier."""
-        width, task = len(read_classifier(self.folder).labels), "predicting" if show_progress else None
-        compute = self._backend("classifier").logits
+        from mlm.evaluation.torch_backend import compute_logits
+
+        model, task = self._model("classifier"), "predicting" if show_progress else None
+        compute, width = partial(compute_logits, model), len(model.classifier_config.labels)
         return run_batches(examples, self.batch_size, compute, width, task).astype(np.float64)
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Prediction]:
@@ -111,7 +103,7 @@ class Predictor:
         Raises:
             InputError: the model has no classifier, or needs pairs where there are none or the reverse.
         """
-        classifier = read_classifier(self.folder)
+        classifier = self._model("classifier").classifier_config
         check_pairs(classifier, None if pairs is None else "[...]", "pairs")
         encoded = self.encode(_examples(texts, pairs))
         warn_truncated(encoded.num_truncated, len(encoded), "texts", self.max_length)
@@ -134,15 +126,14 @@ class Predictor:
             normalize: scale each vector to length 1.
             name: of the texts, for the warning about long ones.
         """
+        from mlm.evaluation.torch_backend import compute_vectors
+
         asked = self._asked_length or _trained_length(self.folder)
         longest = resolve_max_length(self.config, asked, "max_length")
         encoded = encode_examples(self.tokenizer, _examples(texts), longest)
         warn_truncated(encoded.num_truncated, len(encoded), name, longest)
-        backend = next(iter(self._loaded.values()), None) or self._backend("encoder")
-
-        def compute(batch: Batch) -> npt.NDArray[np.float32]:
-            return backend.hidden(batch, pooling, normalize)
-
+        model = next(iter(self._loaded.values()), None) or self._model("encoder")
+        compute = partial(compute_vectors, model, pooling=pooling, normalize=normalize)
         return run_batches(encoded, self.batch_size, compute, self.config.hidden_size, "embedding")
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Candidate]]:
@@ -151,18 +142,20 @@ class Predictor:
         Raises:
             InputError: the model has no masked-LM head, or the text no mask token or too many tokens.
         """
+        from mlm.evaluation.torch_backend import compute_logits
+
         tokenizer, longest = self.tokenizer, self.config.max_position_embeddings
         mask = SpecialTokens.from_tokenizer(tokenizer).mask
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode_special_tokens = False  # here a literal mask token is meant as one
-        backend, ids = self._backend("masked_lm"), np.array(tokenizer.encode(text).ids)
+        model, ids = self._model("masked_lm"), np.array(tokenizer.encode(text).ids)
         positions = np.flatnonzero(ids == mask)
         if not len(positions):
             raise InputError(f"nothing to fill in {text!r}: write {tokenizer.id_to_token(mask)} for a word")
         if longest is not None and len(ids) > longest:
             raise InputError(f"{text[:40]!r}... has {len(ids)} tokens; the model reads at most {longest}")
-        logits = backend.logits({"input_ids": ids[None], "masked_positions": positions[None]})[0]
+        logits = compute_logits(model, {"input_ids": ids[None], "masked_positions": positions[None]})[0]
         known = np.array(sorted(tokenizer.get_vocab(with_added_tokens=True).values()))
         shares = softmax(logits.astype(np.float64))
         best = known[np.argsort(-shares[:, known], axis=1, kind="stable")[:, :top_k]]
@@ -171,11 +164,11 @@ class Predictor:
             for tokens, row in zip(best.tolist(), shares, strict=True)
         ]
 
-    def _backend(self, head: Head) -> Backend:
-        from mlm.evaluation.torch_backend import TorchBackend
+    def _model(self, head: Head) -> Any:
+        from mlm.evaluation.torch_backend import load_head
 
         if head not in self._loaded:
-            self._loaded[head] = TorchBackend.load(self.folder, head, self.device)
+            self._loaded[head] = load_head(self.folder, head, self.device)
         return self._loaded[head]
 
 
@@ -194,12 +187,7 @@ def run_batches(
 ) -> npt.NDArray[np.float32]:
     """Return the outputs of `compute`, (B, width) a batch, for all examples in their order, (N, width).
 
-    Args:
-        examples: (N).
-        batch_size: most examples a batch; similar lengths go together.
-        compute: the model.
-        width: of its outputs.
-        task: title of a progress bar; None: no bar.
+    Examples of similar lengths go together. `task` is the title of a progress bar; None: no bar.
     """
     outputs = np.zeros((len(examples), width), np.float32)
     with progress_bar(task, "text", total=len(examples)) as bar:
@@ -214,13 +202,6 @@ def progress_bar(task: str | None, unit: str, **options: Any) -> tqdm:
     often = 0.3 if sys.stderr.isatty() else 10.0  # a log file need not hold every update
     options |= {"disable": task is None, "leave": False, "delay": 2, "mininterval": often}
     return tqdm(desc=task, unit=unit, dynamic_ncols=True, **options)
-
-
-def read_classifier(folder: Path) -> ClassifierConfig:
-    """Read the configuration of a classifier; InputError: the folder holds none."""
-    from mlm.hub import pretrained
-
-    return pretrained.read_classifier(folder)
 
 
 def check_pairs(classifier: ClassifierConfig, second: str | None, key: str = "text_pair_column") -> None:
@@ -242,12 +223,12 @@ def resolve_max_length(model: ModelConfig, asked: int | None, key: str) -> int |
         InputError: more is asked for than the model reads.
     """
     longest = model.max_position_embeddings
-    if asked is not None and longest is not None and asked > longest:
-        longer = f"leave it out, or make a model of longer rows: {command_for('train.py')} --branch RUN "
-        longer += f"--data.seq_len {asked}"
-        raise InputError(
-            f"{key}={asked} is longer than the model's max_position_embeddings={longest}; {longer}"
+    if asked is not None and longest is not None:
+        hint = (
+            f"is longer than the model's max_position_embeddings={longest}; leave it out, or make a model of "
         )
+        hint += f"model: {command_for('train.py')} --branch RUN --data.seq_len {asked}"
+        require(asked <= longest, key, asked, hint)
     return asked or longest
 
 

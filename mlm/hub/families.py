@@ -205,8 +205,11 @@ ELECTRA = replace(
     | {"activation": ["gelu"]},
     unused=[*BERT.unused, "embedding_size"],
     derived=lambda written: {"embedding_size": whole_number(written, "embedding_size", 128)},
-    constants=BERT.constants
-    | {"hidden_act": "gelu", "embedding_size": lambda config: config.embedding_width},
+    constants={
+        **BERT.constants,
+        "hidden_act": "gelu",
+        "embedding_size": lambda config: config.embedding_width,
+    },
     modules=_like_bert("electra")
     | {
         "encoder.embeddings.projection": "electra.embeddings_project",

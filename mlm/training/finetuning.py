@@ -33,7 +33,7 @@ from mlm.data.examples import (
 from mlm.data.labelled import LabelledTask
 from mlm.data.labels import class_weights
 from mlm.evaluation.metrics import LabelledPredictions
-from mlm.evaluation.torch_backend import classify, predict_logits
+from mlm.evaluation.torch_backend import arguments, predict_logits
 from mlm.hub.pretrained import load_classifier
 from mlm.model.adapt import freeze, layer_decay
 from mlm.model.heads import SequenceClassifier
@@ -113,7 +113,9 @@ class FinetuneModule(StepModule):
         labels = batch["labels"]
         assert labels is not None, "training examples have labels"
         smoothing = self.config.head.label_smoothing
-        loss, divisor = summed_label_loss(classify(self.model, batch), labels, self._weights, smoothing)
+        loss, divisor = summed_label_loss(
+            self.model(**arguments(self.model, batch)), labels, self._weights, smoothing
+        )
         return loss, divisor.reshape(1)
 
     def dropout_key(self, number: int) -> tuple[int, ...]:
@@ -144,7 +146,7 @@ class FinetuneModule(StepModule):
 
     def validation_step(self, batch: LabelledBatch, batch_idx: int) -> None:
         """Collect the logits of one batch of validation examples."""
-        self.predictions.update(batch["rows"], classify(self.model, batch))
+        self.predictions.update(batch["rows"], self.model(**arguments(self.model, batch)))
 
     def compute_validation(self) -> dict[str, float]:
         """Return the loss and the scores that the task asks for, the one that ranks epochs first."""

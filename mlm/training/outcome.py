@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.model import LabelType
 from mlm.data.labelled import Examples, LabelledTask
+from mlm.evaluation.commands import write_predictions
 from mlm.evaluation.metrics import class_table, confusion_matrix, counts_of_classes, predicted, task_metrics
-from mlm.evaluation.predict import write_predictions
 from mlm.evaluation.torch_backend import arguments
 from mlm.files import write_json
 from mlm.hub.saving import longest_row, model_card, save_pretrained

@@ -22,7 +22,7 @@ from mlm.config.model import ModelConfig
 from mlm.config.parse import from_plain, to_plain
 from mlm.data.collate import MaskedBatch
 from mlm.data.corpus import ROWS_VERSION, Corpus, prepare_corpus
-from mlm.evaluation.masked_lm import MaskedLMScores
+from mlm.evaluation.metrics import MaskedLMScores
 from mlm.files import write_text
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_masked_lm

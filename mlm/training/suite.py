@@ -34,7 +34,7 @@ from mlm.config.suite import (
     units,
 )
 from mlm.data.glue import TASKS, check_parts, size_of, submitted_parts
-from mlm.evaluation.submission import answer, answer_table, write_submission
+from mlm.evaluation.glue import answer, answer_table, write_submission
 from mlm.files import remove, write_json, write_text
 from mlm.training.callbacks import Diverged
 from mlm.training.checkpoint import saved_checkpoints

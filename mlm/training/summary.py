@@ -16,7 +16,7 @@ from mlm.config.experiment import PretrainConfig
 from mlm.config.launch import command_for
 from mlm.data.collate import Rows, build_masking
 from mlm.data.corpus import Corpus
-from mlm.evaluation.masked_lm import frozen_batches, score_batches
+from mlm.evaluation.metrics import frozen_batches, score_batches
 from mlm.files import write_json
 from mlm.hub.saving import longest_row, model_card, save_pretrained
 from mlm.model.heads import MaskedLM

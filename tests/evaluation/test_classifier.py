@@ -14,7 +14,7 @@ from mlm.__main__ import main
 from mlm.config.errors import InputError
 from mlm.config.evaluation import EvaluateConfig
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.evaluation.masked_lm import evaluate
+from mlm.evaluation.commands import evaluate
 from mlm.hub.saving import save_pretrained
 from mlm.model.heads import SequenceClassifier
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, ModernBertModel
 from mlm.__main__ import main
 from mlm.config.embed import EmbedConfig
 from mlm.config.errors import InputError
-from mlm.evaluation.embed import embed
+from mlm.evaluation.commands import embed
 
 
 @pytest.fixture

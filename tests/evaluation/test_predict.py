@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from mlm.config.errors import InputError
 from mlm.config.evaluation import PredictConfig
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.evaluation.predict import predict
+from mlm.evaluation.commands import predict
 from mlm.evaluation.predictor import check_pairs
 from mlm.hub.saving import save_pretrained
 from mlm.model.heads import SequenceClassifier

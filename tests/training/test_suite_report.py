@@ -12,7 +12,7 @@ from mlm.config.finetune import FinetuneConfig, FinetuneOptimizerConfig
 from mlm.config.glue import TaskRecipe
 from mlm.config.parse import read_group
 from mlm.config.suite import units
-from mlm.evaluation.glue_table import AVERAGES, summarize
+from mlm.evaluation.glue import AVERAGES, summarize
 from mlm.training.plots import plot_scores
 from mlm.training.suite_report import recipe_of, settings_of, settings_of_task
 
