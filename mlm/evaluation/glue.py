@@ -10,7 +10,7 @@ import statistics
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,59 +24,35 @@ from mlm.evaluation.predictor import Predictor, warn_truncated
 from mlm.files import replacing
 from mlm.hub.pretrained import read_classifier
 
-HIGHEST_SCORE = 5.0
-"""Scores of STS-B are between 0 and this."""
 Json = dict[str, Any]
-Column = tuple[tuple[str, str], ...]
-"""One or more scores (task, name of the metric), whose mean counts once."""
 
-
-class Average(NamedTuple):
-    """A paper's rule for averaging GLUE."""
-
-    title: str
-    columns: tuple[Column, ...]
-    protocol: str
-
-
-def _columns(*columns: str) -> tuple[Column, ...]:
-    scores = ([score.split() for score in column.split(" + ")] for column in columns)
-    return tuple(tuple((task, metric) for task, metric in column) for column in scores)
-
-
-_MATCHED, _MISMATCHED = "mnli accuracy", "mnli accuracy_mismatched"
-_SAME = ("cola matthews_correlation", "sst2 accuracy", "qnli accuracy", "rte accuracy")
-_F1 = ("mrpc f1", "qqp f1")
-
+_SAME = "cola matthews_correlation, sst2 accuracy, qnli accuracy, rte accuracy"
+_MNLI = "mnli accuracy, mnli accuracy_mismatched"
 AVERAGES = {
-    "official_nine": Average(
+    "official_nine": (
         "nine columns",
-        _columns(*_SAME, *_F1, "stsb spearman", _MATCHED, _MISMATCHED),
+        f"{_SAME}, mrpc f1, qqp f1, stsb spearman, {_MNLI}",
         "mean of nine columns as in BERT: both MNLI sets, F1 of MRPC and QQP, STS-B Spearman; no WNLI",
     ),
-    "eight_tasks": Average(
+    "eight_tasks": (
         "eight tasks",
-        _columns(
-            *_SAME,
-            "mrpc accuracy + mrpc f1",
-            "qqp accuracy + qqp f1",
-            "stsb pearson + stsb spearman",
-            f"{_MATCHED} + {_MISMATCHED}",
-        ),
+        f"{_SAME}, mrpc accuracy + mrpc f1, qqp accuracy + qqp f1, stsb pearson + stsb spearman, "
+        "mnli accuracy + mnli accuracy_mismatched",
         "mean of eight tasks, the two scores of a task averaged first, as on the GLUE server; no WNLI",
     ),
-    "accuracy_rule": Average(
+    "accuracy_rule": (
         "accuracy rule",
-        _columns(*_SAME, "mrpc accuracy", "qqp accuracy", "stsb spearman", _MATCHED),
+        f"{_SAME}, mrpc accuracy, qqp accuracy, stsb spearman, mnli accuracy",
         "mean of eight tasks as in ELECTRA: accuracy of MRPC, QQP and matched MNLI, STS-B Spearman",
     ),
-    "cramming_rule": Average(
+    "cramming_rule": (
         "cramming rule",
-        _columns(*_SAME, *_F1, "stsb pearson", _MATCHED, _MISMATCHED),
+        f"{_SAME}, mrpc f1, qqp f1, stsb pearson, {_MNLI}",
         "mean of nine columns as in Cramming: both MNLI sets, F1 of MRPC and QQP, STS-B Pearson; no WNLI",
     ),
 }
-"""The rules, checked against published rows (see the tests); Geiping and Goldstein 2022, arXiv:2212.14034."""
+"""Title, columns and description of papers' rules, checked against published rows (see the tests; Cramming:
+Geiping and Goldstein 2022, arXiv:2212.14034). The mean of two scores joined by + counts as one column."""
 
 
 def summarize(runs: Mapping[str, Sequence[Json]]) -> Json:
@@ -93,7 +69,7 @@ def summarize(runs: Mapping[str, Sequence[Json]]) -> Json:
         the missing scores, title and protocol.
     """
     tasks = {name: _task_facts(summaries) for name, summaries in runs.items()}
-    return {"tasks": tasks, "averages": {name: _average(rule, tasks) for name, rule in AVERAGES.items()}}
+    return {"tasks": tasks, "averages": {name: _average(tasks, *rule) for name, rule in AVERAGES.items()}}
 
 
 def _task_facts(summaries: Sequence[Json]) -> Json:
@@ -126,51 +102,36 @@ def _statistics(summaries: Sequence[Json], name: str) -> Json:
     }
 
 
-def _average(rule: Average, tasks: Json) -> Json:
-    scores = [score for column in rule.columns for score in column]
-    missing = [
-        f"{task} {metric}" for task, metric in scores if metric not in tasks.get(task, {}).get("metrics", {})
-    ]
+def _average(tasks: Json, title: str, names: str, protocol: str) -> Json:
+    found = {f"{task} {name}": figures for task in tasks for name, figures in tasks[task]["metrics"].items()}
+    columns = [column.split(" + ") for column in names.split(", ")]
+    missing = [score for column in columns for score in column if score not in found]
 
     def mean_of(statistic: str) -> float | None:
         if missing:
             return None
-        columns = (
-            statistics.fmean(tasks[task]["metrics"][metric][statistic] for task, metric in column)
-            for column in rule.columns
+        return statistics.fmean(
+            statistics.fmean(found[score][statistic] for score in column) for column in columns
         )
-        return statistics.fmean(columns)
 
     return {
         "value": mean_of("mean"),
         "of_medians": mean_of("median"),
         "missing": missing,
-        "title": rule.title,
-        "protocol": rule.protocol,
+        "title": title,
+        "protocol": protocol,
     }
 
 
 def to_markdown(report: Json) -> str:
-    """Return the report as Markdown tables, scores times 100.
+    """Return the result of `summarize` as Markdown tables, scores times 100.
 
-    Args:
-        report: the result of `summarize`, with `title`, `model`, `protocol` and `settings`; `settings` has
-            `common`, for all runs, and `tasks`, by task, in plain values.
+    It also needs `title`, `model`, `protocol` and `settings`: `common`, for all runs, and `tasks`, by task.
     """
     tasks, settings = report["tasks"], report["settings"]
-    lines = [
-        f"# {report['title']}",
-        "",
-        f"Started from {report['model']}. Scores times 100. {report['protocol']}",
-        *_reservations(tasks, settings),
-        "",
-        *_scores(tasks),
-        *_averages(report["averages"], tasks),
-        "",
-        "## Settings",
-        "",
-        *_settings(tasks, settings),
-    ]
+    started = f"Started from {report['model']}. Scores times 100. {report['protocol']}"
+    lines = [f"# {report['title']}", "", started, *_reservations(tasks, settings), "", *_scores(tasks)]
+    lines += [*_averages(report["averages"], tasks), "", "## Settings", "", *_settings(tasks, settings)]
     return "\n".join(lines) + "\n"
 
 
@@ -249,13 +210,10 @@ def _settings(tasks: Json, settings: Json) -> list[str]:
     lines += ["", *_head("task", "train:", "validation:", *columns)]
     for task, facts in tasks.items():
         values = (_plain(of_tasks[task][key]) for key in columns)
-        lines.append(_row(task, f"{facts['num_train_examples']:,}", _validation(facts), *values))
+        own = "" if facts["dev_sizes"] else facts["validation_examples"]
+        size = f"{facts['num_validation_examples']:,}" + (f" ({own})" if own else "")
+        lines.append(_row(task, f"{facts['num_train_examples']:,}", _odd_sizes(facts) or size, *values))
     return lines
-
-
-def _validation(facts: Json) -> str:
-    words, number = facts["validation_examples"], f"{facts['num_validation_examples']:,}"
-    return _odd_sizes(facts) or (f"{number} ({words})" if words and not facts["dev_sizes"] else number)
 
 
 def _plain(value: Any) -> str:
@@ -287,13 +245,7 @@ def answer(
 ) -> list[str]:
     """Return the answers of a fine-tuned model to a part of a task, in the server's spelling.
 
-    Args:
-        model: its folder.
-        task: the task.
-        part: of the task, as in `read_part`.
-        glue_dir: folder of the official files; None: the hub.
-        longest: most tokens of an example; None: as many as the model reads.
-        batch_size: examples per pass.
+    `glue_dir` is the folder of the official files (None: the hub), `longest` the most tokens of an example.
 
     Raises:
         InputError: the file cannot be read, or the model has other classes.
@@ -314,7 +266,7 @@ def spell(task: str, logits: npt.NDArray[np.float64], classifier: ClassifierConf
     """
     spec = TASKS[task]
     if spec.label_type == "regression":
-        return [f"{score:.3f}" for score in logits[:, 0].clip(0, HIGHEST_SCORE)]
+        return [f"{score:.3f}" for score in logits[:, 0].clip(0, 5)]  # the scale of STS-B
     order = classifier.order_of(spec.labels)
     if order is None:
         names = ", ".join(classifier.labels)
@@ -324,21 +276,13 @@ def spell(task: str, logits: npt.NDArray[np.float64], classifier: ClassifierConf
 
 
 def answer_table(answers: list[str]) -> str:
-    """Return the content of one file."""
-    rows = [f"{index}\t{prediction}" for index, prediction in enumerate(answers)]
-    return "\n".join(["index\tprediction", *rows]) + "\n"
+    """Return the content of one file of a submission."""
+    rows = [f"{index}\t{prediction}\n" for index, prediction in enumerate(answers)]
+    return "".join(["index\tprediction\n", *rows])
 
 
 def write_submission(path: Path, answers: Mapping[str, list[str]]) -> None:
-    """Write the zip file atomically.
-
-    Args:
-        path: the file.
-        answers: the answers in their order, by official name of the file, such as `MNLI-mm`.
-    """
-    with (
-        replacing(path, "place") as temporary,
-        zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
-    ):
+    """Write the zip file for the server atomically; answers by the official name, such as `MNLI-mm`."""
+    with replacing(path, "place") as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(answers):
             archive.writestr(zipfile.ZipInfo(f"{name}.tsv"), answer_table(answers[name]))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
-from torchmetrics.functional.regression import mean_absolute_error, mean_squared_error, pearson_corrcoef
+from torchmetrics.functional.regression import pearson_corrcoef
 from torchmetrics.utilities import dim_zero_cat
 
 from mlm.config.data import IGNORE_INDEX
@@ -43,10 +43,7 @@ MAX_AUC_CLASSES = 100
 
 
 class LabelledPredictions(Metric):
-    """Gathers the logits of a labelled set over batches and ranks.
-
-    A rank may have no batches at all, and an example may come twice, as a sampler that pads repeats some.
-    """
+    """Gathers logits over batches and ranks, some of which have no batch, or examples that others have too."""
 
     full_state_update = False
     rows: Any
@@ -79,9 +76,8 @@ class LabelledPredictions(Metric):
 class MaskedLMScores(Metric):
     """Loss, perplexity and accuracy over masked tokens, summed over batches and ranks in float64.
 
-    Args:
-        device: where the sums are kept; in float32 on MPS, which has no float64.
-        kwargs: of `torchmetrics.Metric`, such as `sync_on_compute=False` for the batches of one rank alone.
+    On MPS, which has no float64, in float32. `kwargs` are of `torchmetrics.Metric`, such as
+    `sync_on_compute=False` for the batches of one rank alone.
     """
 
     full_state_update = False
@@ -97,12 +93,7 @@ class MaskedLMScores(Metric):
         self.to(device)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            logits: (..., V) float.
-            labels: (...) int64, IGNORE_INDEX where nothing is predicted.
-        """
+        """Add logits (..., V) and labels (...) int64, IGNORE_INDEX where nothing is predicted."""
         logits = logits.detach().float()  # a CPU finds the largest of bfloat16 four times slower
         masked = labels != IGNORE_INDEX
         self.summed_loss += summed_cross_entropy(logits.flatten(0, -2)[None], labels.flatten()[None])
@@ -134,13 +125,9 @@ def frozen_batches(
 def score_batches(
     model: MaskedLM, batches: Iterable[MaskedBatch], device: torch.device, sync: bool = True
 ) -> dict[str, float]:
-    """Return what `MaskedLMScores` computes over batches, without changing the mode of the model.
+    """Return what `MaskedLMScores` computes over batches, for a model on the device, in its current mode.
 
-    Args:
-        model: on the device.
-        batches: of this rank.
-        device: where to compute.
-        sync: add the batches of all ranks, each of which then has to call this.
+    `sync` adds the batches of all ranks, each of which then has to call this.
     """
     scores = MaskedLMScores(device, sync_on_compute=sync)
     for batch in batches:
@@ -165,9 +152,7 @@ def predicted(label_type: LabelType, logits: Floats) -> npt.NDArray[Any]:
 def class_counts(labels: npt.NDArray[Any], logits: Floats) -> Ints:
     """Return how often each class occurs, is predicted, and is predicted correctly, (C, 3).
 
-    Args:
-        labels: (N,) ids of classes, or (N, C) bool.
-        logits: (N, C).
+    Labels are (N,) ids of classes, or (N, C) bool.
     """
     if labels.ndim == 2:
         answers = predicted("multilabel", logits)
@@ -227,7 +212,7 @@ def _ranks(values: Floats) -> Floats:
     return (np.cumsum(counts) - (counts - 1) / 2)[place]
 
 
-def roc_auc(labels: Bools, scores: Floats) -> dict[str, float]:
+def _roc_auc(labels: Bools, scores: Floats) -> dict[str, float]:
     """Return the mean over the columns (N, C) of how often a positive example scores above a negative one.
 
     Ties count half. Empty where a column has no positive or no negative example; 0 if a score is not finite.
@@ -246,35 +231,35 @@ def roc_auc(labels: Bools, scores: Floats) -> dict[str, float]:
 def task_metrics(label_type: LabelType, labels: npt.NDArray[Any], logits: Floats) -> dict[str, float]:
     """Return the scores of a model's outputs, the one that ranks epochs first.
 
-    Args:
-        label_type: the kind of labels.
-        labels: (N,) ids of classes, or numbers, or (N, C) bool.
-        logits: (N, C), for numbers (N, 1).
+    Labels are (N,) ids of classes, or numbers, or (N, C) bool; logits are (N, C), for numbers (N, 1).
     """
     if label_type == "multilabel":
         return _set_scores(labels, logits)
     if label_type == "regression":
-        return _number_scores(labels.astype(np.float64), logits[:, 0].astype(np.float64))
+        targets, predictions = labels.astype(np.float64), logits[:, 0].astype(np.float64)
+        errors = predictions - targets
+        return {
+            "pearson": pearson(targets, predictions),
+            "spearman": spearman(targets, predictions),
+            "mae": float(np.abs(errors).mean()),
+            "rmse": float(np.sqrt((errors**2).mean())),
+        }
     counts = class_counts(labels, logits)
     f1 = class_scores(counts)["f1"]
     of_class_1 = {"f1": float(f1[1])} if len(counts) == 2 else {}  # the other class is the background
     seen = counts.any(1)  # the others do not count in the mean, as in scikit-learn
+    area: dict[str, float] = {}
+    if len(counts) == 2:
+        area = _roc_auc(labels[:, None] == 1, logits[:, 1:] - logits[:, :1])
+    elif len(counts) <= MAX_AUC_CLASSES:  # the mean of each class against the rest
+        area = _roc_auc(labels[:, None] == np.arange(len(counts)), softmax(logits))
     return {
         "accuracy": accuracy(counts),
         **of_class_1,
         "matthews_correlation": matthews_correlation(counts),
         "f1_macro": float(f1[seen].mean()) if seen.any() else 0.0,
-        **_class_areas(labels, logits),
+        **area,
     }
-
-
-def _class_areas(labels: Ints, logits: Floats) -> dict[str, float]:
-    """Return the ROC AUC of class 1 of two, or of several the mean of each against the rest."""
-    if logits.shape[1] == 2:
-        return roc_auc(labels[:, None] == 1, logits[:, 1:] - logits[:, :1])
-    if logits.shape[1] > MAX_AUC_CLASSES:
-        return {}
-    return roc_auc(labels[:, None] == np.arange(logits.shape[1]), softmax(logits))
 
 
 def _set_scores(labels: Bools, logits: Floats) -> dict[str, float]:
@@ -290,17 +275,7 @@ def _set_scores(labels: Bools, logits: Floats) -> dict[str, float]:
         "f1_micro": float(2 * right / max(examples + chosen, 1)),
         "f1_macro": float(class_scores(counts)["f1"].mean()),
         "subset_accuracy": float(exact / max(len(labels), 1)),
-        **(roc_auc(labels, logits) if labels.shape[1] <= MAX_AUC_CLASSES else {}),
-    }
-
-
-def _number_scores(targets: Floats, predictions: Floats) -> dict[str, float]:
-    x, y = torch.from_numpy(predictions), torch.from_numpy(targets)
-    return {
-        "pearson": pearson(targets, predictions),
-        "spearman": spearman(targets, predictions),
-        "mae": float(mean_absolute_error(x, y)),
-        "rmse": float(mean_squared_error(x, y, squared=False)),
+        **(_roc_auc(labels, logits) if labels.shape[1] <= MAX_AUC_CLASSES else {}),
     }
 
 

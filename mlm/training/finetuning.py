@@ -113,9 +113,8 @@ class FinetuneModule(StepModule):
         labels = batch["labels"]
         assert labels is not None, "training examples have labels"
         smoothing = self.config.head.label_smoothing
-        loss, divisor = summed_label_loss(
-            self.model(**arguments(self.model, batch)), labels, self._weights, smoothing
-        )
+        logits = self.model(**arguments(self.model, batch))
+        loss, divisor = summed_label_loss(logits, labels, self._weights, smoothing)
         return loss, divisor.reshape(1)
 
     def dropout_key(self, number: int) -> tuple[int, ...]:
