@@ -90,8 +90,8 @@ def _statistics(config: InspectConfig, corpus: Corpus, drawn: RowBatch, batch: M
     yield f"predicted    {masked:,} of {ordinary:,} ordinary tokens ({rate})"
     if config.masking.final_mask_rate is not None and config.trainer.max_time is not None:
         yield f"{'':13}(the length of a run with a time limit is not known: this is the rate of its start)"
-    kinds = {"[MASK]": batch["num_hidden"], "another token": batch["num_random"]}
-    kinds["unchanged"] = masked - sum(kinds.values())
+    hidden, random = batch["num_hidden"], batch["num_random"]
+    kinds = {"[MASK]": hidden, "another token": random, "unchanged": masked - hidden - random}
     shares = (f"{name} {count:,} ({count / max(masked, 1):.1%})" for name, count in kinds.items())
     yield f"shown as     {', '.join(shares)}"
 
@@ -103,13 +103,7 @@ def _pieces(rows: Rows, row: int) -> Ints:
 
 
 class RowView:
-    """Writes rows of a batch as text.
-
-    Args:
-        rows: where they come from, unmasked.
-        tokenizer: turns ids into text.
-        colours: mark the predicted tokens by colours too.
-    """
+    """Writes rows of a batch as text, the predicted tokens in `colours` too."""
 
     def __init__(self, rows: Rows, tokenizer: Tokenizer, colours: bool = False):
         self.rows, self.tokenizer, self.colours = rows, tokenizer, colours
@@ -127,10 +121,8 @@ class RowView:
         places = set(batch["masked_positions"][number].numpy()[labels >= 0].tolist())
         shown = batch["input_ids"][number].numpy()
         real = int((documents > 0).sum())
-        yield (
-            f"row {number}: number {row:,} in pass {drawn.passes[number]}, {real} of {len(original)} places, "
-            f"{len(places)} predicted"
-        )
+        filled = f"{real} of {len(original)} places, {len(places)} predicted"
+        yield f"row {number}: number {row:,} in pass {drawn.passes[number]}, {filled}"
         begins = self.rows.store.documents.starts
         start = 0
         for piece, begin in enumerate(_pieces(self.rows, row), 1):
@@ -181,16 +173,11 @@ class RowView:
         return text if text and "\ufffd" not in text else str(self.tokenizer.id_to_token(token))
 
 
-def _width(word: str) -> int:
-    """Return the columns that a word takes in a terminal."""
-    return sum(2 if east_asian_width(character) in "WF" else 1 for character in COLOUR.sub("", word))
-
-
 def _filled(indent: str, words: list[str], width: int) -> Iterator[str]:
     """Yield words in lines of at most `width` columns behind an indent."""
     line, used = indent.rstrip(), len(indent) - 1
     for word in words:
-        size = 1 + _width(word)
+        size = 1 + sum(2 if east_asian_width(character) in "WF" else 1 for character in COLOUR.sub("", word))
         if used + size > width and used >= len(indent):
             yield line
             line, used = " " * (len(indent) - 1), len(indent) - 1

@@ -48,10 +48,8 @@ def predict(config: PredictConfig) -> int:
     examples = read_examples(table, config.text_column, config.text_pair_column)
     ids = [str(number) for number in range(1, len(examples) + 1)]
     if config.id_column is not None:
-        cells = (
-            "" if cell is None else str(cell) for _, cell in table.cells(config.id_column, "--id_column")
-        )
-        ids = [cell.encode("utf-8", "replace").decode("utf-8") for cell in cells]  # as the texts are read
+        cells = (cell for _, cell in table.cells(config.id_column, "--id_column"))
+        ids = ["" if cell is None else str(cell).encode("utf-8", "replace").decode("utf-8") for cell in cells]
     folder, classifier = _open_classifier(config)
     logits = _run_inference(config, folder, examples, config.devices)
     if logits is not None:
@@ -100,8 +98,8 @@ def fill_mask(config: FillMaskConfig) -> int:
         filled = predictor.fill_mask(text, config.top_k)
         print(text)
         for number, candidates in enumerate(filled, start=1):
-            for candidate in candidates:
-                print(f"  mask {number}  {candidate.probability:7.2%}  {candidate.token}")
+            for token, probability in candidates:
+                print(f"  mask {number}  {probability:7.2%}  {token}")
     return 0
 
 
@@ -124,19 +122,10 @@ def _open_classifier(config: PredictConfig | EvaluateConfig) -> tuple[Path, Clas
 def _run_inference(
     config: PredictConfig | EvaluateConfig, folder: Path, examples: Examples, devices: Devices = "auto"
 ) -> Floats | None:
-    """Compute the logits of all examples with any number of processes; each takes every n-th example.
+    """Compute the logits (N, C) of all examples with any number of processes; each takes every n-th example.
 
-    Args:
-        config: names the longest example and the most in a pass.
-        folder: of the model.
-        examples: (N).
-        devices: processes to start; auto: none if torchrun started some, else one for each GPU.
-
-    Returns:
-        The logits (N, C) in the order of the examples; None in every process of torchrun but the first.
-
-    Raises:
-        InputError: the model reads less than `config.max_length`.
+    `devices` is the number of processes to start; auto: none if torchrun started some, else one for each GPU.
+    Returns None in every process of torchrun but the first.
     """
     import torch
 
@@ -195,12 +184,7 @@ def write_predictions(
 ) -> None:
     """Write a CSV file with row, label and the probability of each class, atomically.
 
-    Args:
-        path: the file; replaced if it exists.
-        ids: the name of each row.
-        logits: (N, C).
-        classifier: the meaning of the columns; a number is written as the label, without probabilities.
-        separator: written between the labels of a text that may have any number of them.
+    A number is written as the label, without probabilities; `separator` between several labels of a text.
 
     Raises:
         InputError: the separator is part of a label.

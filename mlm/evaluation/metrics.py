@@ -43,7 +43,7 @@ MAX_AUC_CLASSES = 100
 
 
 class LabelledPredictions(Metric):
-    """Gathers logits over batches and ranks, some of which have no batch, or examples that others have too."""
+    """Gathers logits over batches and ranks; a rank may have no batch, or examples that others have too."""
 
     full_state_update = False
     rows: Any

@@ -72,8 +72,10 @@ class Predictor:
     def __init__(
         self, model: str | Path, device: str = "auto", batch_size: int = 64, max_length: int | None = None
     ) -> None:
+        from mlm.evaluation import torch_backend
         from mlm.hub import pretrained
 
+        self._torch = torch_backend
         self.device, self.batch_size, self._asked_length = device, batch_size, max_length
         self.folder = pretrained.model_folder(model)
         self.config, self.tokenizer = pretrained.read_shape(self.folder), load_tokenizer(self.folder)
@@ -87,18 +89,12 @@ class Predictor:
 
     def logits(self, examples: EncodedExamples, show_progress: bool = True) -> Floats:
         """Return the logits of the classifier, (N, C); InputError: there is no classifier."""
-        from mlm.evaluation.torch_backend import compute_logits
-
         model, task = self._model("classifier"), "predicting" if show_progress else None
-        compute, width = partial(compute_logits, model), len(model.classifier_config.labels)
+        compute, width = partial(self._torch.compute_logits, model), len(model.classifier_config.labels)
         return run_batches(examples, self.batch_size, compute, width, task).astype(np.float64)
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Prediction]:
         """Return the label of each text, or of each pair of texts, with probabilities.
-
-        Args:
-            texts: (N).
-            pairs: (N) the second texts; None: single texts.
 
         Raises:
             InputError: the model has no classifier, or needs pairs where there are none or the reverse.
@@ -126,14 +122,12 @@ class Predictor:
             normalize: scale each vector to length 1.
             name: of the texts, for the warning about long ones.
         """
-        from mlm.evaluation.torch_backend import compute_vectors
-
         asked = self._asked_length or _trained_length(self.folder)
         longest = resolve_max_length(self.config, asked, "max_length")
         encoded = encode_examples(self.tokenizer, _examples(texts), longest)
         warn_truncated(encoded.num_truncated, len(encoded), name, longest)
         model = next(iter(self._loaded.values()), None) or self._model("encoder")
-        compute = partial(compute_vectors, model, pooling=pooling, normalize=normalize)
+        compute = partial(self._torch.compute_vectors, model, pooling=pooling, normalize=normalize)
         return run_batches(encoded, self.batch_size, compute, self.config.hidden_size, "embedding")
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Candidate]]:
@@ -142,8 +136,6 @@ class Predictor:
         Raises:
             InputError: the model has no masked-LM head, or the text no mask token or too many tokens.
         """
-        from mlm.evaluation.torch_backend import compute_logits
-
         tokenizer, longest = self.tokenizer, self.config.max_position_embeddings
         mask = SpecialTokens.from_tokenizer(tokenizer).mask
         tokenizer.no_padding()
@@ -155,7 +147,8 @@ class Predictor:
             raise InputError(f"nothing to fill in {text!r}: write {tokenizer.id_to_token(mask)} for a word")
         if longest is not None and len(ids) > longest:
             raise InputError(f"{text[:40]!r}... has {len(ids)} tokens; the model reads at most {longest}")
-        logits = compute_logits(model, {"input_ids": ids[None], "masked_positions": positions[None]})[0]
+        batch = {"input_ids": ids[None], "masked_positions": positions[None]}
+        logits = self._torch.compute_logits(model, batch)[0]
         known = np.array(sorted(tokenizer.get_vocab(with_added_tokens=True).values()))
         shares = softmax(logits.astype(np.float64))
         best = known[np.argsort(-shares[:, known], axis=1, kind="stable")[:, :top_k]]
@@ -165,10 +158,8 @@ class Predictor:
         ]
 
     def _model(self, head: Head) -> Any:
-        from mlm.evaluation.torch_backend import load_head
-
         if head not in self._loaded:
-            self._loaded[head] = load_head(self.folder, head, self.device)
+            self._loaded[head] = self._torch.load_head(self.folder, head, self.device)
         return self._loaded[head]
 
 
@@ -205,11 +196,7 @@ def progress_bar(task: str | None, unit: str, **options: Any) -> tqdm:
 
 
 def check_pairs(classifier: ClassifierConfig, second: str | None, key: str = "text_pair_column") -> None:
-    """Check that a model gets as many texts as it was trained on.
-
-    Raises:
-        InputError: `key` gives no `second` text to a model of pairs, or one to a model of single texts.
-    """
+    """Refuse a `second` text, set by `key`, for a model of single texts, and its lack for one of pairs."""
     hint = "leaves a text out: the model was trained on pairs; give the second text of each"
     require(second is not None or not classifier.text_pairs, key, "null", hint)
     hint = "is one too many: the model was trained on single texts"
