@@ -34,17 +34,13 @@ leaves them (Amsel et al. 2025, arXiv:2505.16932). Three steps bring them as clo
 (3.4445, -4.7750, 2.0315)."""
 
 
-def newton_schulz(matrices: Tensor, eps: float = 1e-7) -> Tensor:
-    """Return roughly the nearest orthogonal matrices, in bfloat16.
+def newton_schulz(matrices: Tensor) -> Tensor:
+    """Return roughly the nearest orthogonal matrices, (n, rows, columns), in bfloat16.
 
     Singular values above a hundredth of the matrix's norm end in [0.73, 1.27], up to rounding. Each step
     multiplies by a polynomial of the Gram matrix of the shorter side. The last step's Gram matrix is computed
     from the one before, so one product with the matrices serves both; in earlier steps the squares of small
     singular values would be lost in the rounding of large ones.
-
-    Args:
-        matrices: (n, rows, columns).
-        eps: lower bound of the norm divided by.
     """
     tall = matrices.size(1) > matrices.size(2)
 
@@ -55,7 +51,7 @@ def newton_schulz(matrices: Tensor, eps: float = 1e-7) -> Tensor:
         return (inner, outer) if tall else (outer, inner)
 
     x = matrices.bfloat16()
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     *early, (a, b, c), (last_a, last_b, last_c) = NEWTON_SCHULZ_COEFFICIENTS
     for own, gram_share, square_share in early:
         gram = gram_of(x)
@@ -147,11 +143,6 @@ class CombinedOptimizer(torch.optim.Optimizer):
         for optimizer in self.optimizers:
             optimizer.step()
         return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of each optimizer."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the parts, in order; of one part its own state."""

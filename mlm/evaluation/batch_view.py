@@ -1,13 +1,4 @@
-"""`mlm inspect`: a real training batch as text, before any hour of training is spent.
-
-    {harbour>[MASK]}   predicted, the model sees [MASK]
-    {harbour>letter}   predicted, the model sees another token
-    {harbour}          predicted, the model sees the token itself
-
-The batch is the one that training would take: the same rows, the same masks, at the mask rate of its step.
-
-B rows, S tokens a row.
-"""
+"""`mlm inspect`: the batch that training would take at a step, as text."""
 
 from __future__ import annotations
 
@@ -68,9 +59,8 @@ def training_batch(config: InspectConfig, corpus: Corpus) -> tuple[RowBatch, Mas
     total = None
     if config.trainer.max_time is None:
         total = planned_steps(config.trainer, train.tokens_per_row * size)
-    sampler = TrainingSampler(
-        len(train), config.seed, size, size, rows_consumed=config.step * size, parts=train.parts
-    )
+    consumed = config.step * size
+    sampler = TrainingSampler(len(train), config.seed, size, size, rows_consumed=consumed, parts=train.parts)
     drawn = next(iter(sampler))._replace(mask_rate=mask_rate_at(masking, config.step, 0, total))
     rows = MaskedRows(train, build_masking(masking, masking.highest_mask_rate, corpus.tokenizer), config.seed)
     return drawn, rows[drawn]

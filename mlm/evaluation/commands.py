@@ -1,6 +1,6 @@
 """The commands on trained models: `predict`, `evaluate`, `embed` and `fill-mask`.
 
-Files are read before torch is loaded, so that mistakes in them show at once.
+Files are read before torch is loaded, so that mistakes in them show at once; each is an InputError.
 
 Sizes: N examples, C classes (1 for a number).
 """
@@ -39,11 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def predict(config: PredictConfig) -> int:
-    """Label the rows of a file.
-
-    Raises:
-        InputError: the model is not a classifier, or the file has no texts in the given columns.
-    """
+    """Label the rows of a file."""
     table = read_table(config.input, config.encoding)
     examples = read_examples(table, config.text_column, config.text_pair_column)
     ids = [str(number) for number in range(1, len(examples) + 1)]
@@ -59,12 +55,7 @@ def predict(config: PredictConfig) -> int:
 
 
 def evaluate(config: EvaluateConfig) -> int:
-    """Print the scores of a model on a text, or of a fine-tuned one on a labelled file.
-
-    Raises:
-        InputError: the model or the text does not exist, or the model has another head; or the file lacks a
-            column, a text or a label, or has a label that the model does not know.
-    """
+    """Print the scores of a model on a text, or of a fine-tuned one on a labelled file."""
     facts = _score_text(config) if config.input is None else _score_table(config, config.input)
     if facts and config.output:
         write_json(Path(config.output), facts)
@@ -72,11 +63,7 @@ def evaluate(config: EvaluateConfig) -> int:
 
 
 def embed(config: EmbedConfig) -> int:
-    """Write the vectors of the texts of a file.
-
-    Raises:
-        InputError: there is no model, or the file has no texts in the given column.
-    """
+    """Write the vectors of the texts of a file."""
     texts = read_texts(config.input, config.text_column, config.encoding)
     share_cores(1)
     predictor = Predictor(config.model, batch_size=config.batch_size, max_length=config.max_length)
@@ -88,11 +75,7 @@ def embed(config: EmbedConfig) -> int:
 
 
 def fill_mask(config: FillMaskConfig) -> int:
-    """Print candidates for each mask token of each text.
-
-    Raises:
-        InputError: there is no masked language model, or nothing to fill in a text.
-    """
+    """Print candidates for each mask token of each text."""
     predictor = Predictor(config.model)
     for text in config.text:
         filled = predictor.fill_mask(text, config.top_k)
@@ -156,7 +139,7 @@ def _infer_share(
     folder: Path, examples: Examples, max_length: int | None, batch_size: int, number: int, rank: int
 ) -> Share:
     """Compute the logits of the examples rank, rank + number, ..."""
-    from mlm.evaluation.torch_backend import pick_device
+    from mlm.evaluation.predictor import pick_device
 
     share_cores(number)
     predictor = Predictor(folder, str(pick_device(rank=rank)), batch_size, max_length)
@@ -266,7 +249,7 @@ def _score_text(config: EvaluateConfig) -> dict[str, float]:
     from mlm.data.collate import build_masking
     from mlm.data.corpus import prepare_evaluation
     from mlm.evaluation.metrics import frozen_batches, score_batches, score_table
-    from mlm.evaluation.torch_backend import pick_device
+    from mlm.evaluation.predictor import pick_device
     from mlm.hub import pretrained
     from mlm.tokenizer import load_tokenizer, num_ids
 

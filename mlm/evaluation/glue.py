@@ -56,17 +56,11 @@ Geiping and Goldstein 2022, arXiv:2212.14034). The mean of two scores joined by 
 
 
 def summarize(runs: Mapping[str, Sequence[Json]]) -> Json:
-    """Return the statistics of every task and the averages.
+    """Return the statistics of every task over the summaries of its runs, and the averages.
 
-    Args:
-        runs: the summaries of the runs of each task. The scores of a failed run count like any others; a run
-            without scores counts as failed only.
-
-    Returns:
-        `tasks`: for each its seeds, failed runs, selection, examples and, for each metric, mean, std (of a
-        sample; None of a single run), median, n, values, the same by seed, and the mean without failed runs
-        (None if none or all have failed). `averages`: for each the value from the means and from the medians,
-        the missing scores, title and protocol.
+    Scores of a failed run count like any others; a run without scores counts as failed only. The std is of a
+    sample, None of a single run; the mean without failed runs is None if none or all have failed. An average
+    has a value from the means and one from the medians, None if scores are missing.
     """
     tasks = {name: _task_facts(summaries) for name, summaries in runs.items()}
     return {"tasks": tasks, "averages": {name: _average(tasks, *rule) for name, rule in AVERAGES.items()}}
@@ -114,13 +108,8 @@ def _average(tasks: Json, title: str, names: str, protocol: str) -> Json:
             statistics.fmean(found[score][statistic] for score in column) for column in columns
         )
 
-    return {
-        "value": mean_of("mean"),
-        "of_medians": mean_of("median"),
-        "missing": missing,
-        "title": title,
-        "protocol": protocol,
-    }
+    values = {"value": mean_of("mean"), "of_medians": mean_of("median"), "missing": missing}
+    return values | {"title": title, "protocol": protocol}
 
 
 def to_markdown(report: Json) -> str:
@@ -182,14 +171,12 @@ def _failed(failed: Mapping[str, str], figures: Json) -> str:
 
 def _averages(averages: Json, tasks: Json) -> list[str]:
     """Return the averages with all their scores, and in one line the scores that the others lack."""
-    given = {name: facts for name, facts in averages.items() if not facts["missing"]}
-    others = [facts for name, facts in averages.items() if name not in given]
-    lines = []
-    if given:
-        lines += ["", *_head("average", "of means:", "of medians:", "rule")]
-        for facts in given.values():
-            numbers = _shown(facts["value"]), _shown(facts["of_medians"])
-            lines.append(_row(facts["title"], *numbers, facts["protocol"]))
+    given = [facts for facts in averages.values() if not facts["missing"]]
+    others = [facts for facts in averages.values() if facts["missing"]]
+    lines = ["", *_head("average", "of means:", "of medians:", "rule")] if given else []
+    for facts in given:
+        numbers = _shown(facts["value"]), _shown(facts["of_medians"])
+        lines.append(_row(facts["title"], *numbers, facts["protocol"]))
     if others:
         scores = dict.fromkeys(score for facts in others for score in facts["missing"])
         lacking = dict.fromkeys(score if score.split()[0] in tasks else score.split()[0] for score in scores)

@@ -333,9 +333,7 @@ def architecture_of(config: ModelConfig, classifier: ClassifierConfig | None = N
 
 def missing_counterparts(config: ModelConfig, classifier: ClassifierConfig | None = None) -> str:
     """Return the reason, as a message, why the closest stock family cannot represent a model."""
-    faults, closest = min(
-        ((family.unrepresented(config, classifier), family) for family in FAMILIES[:-1]),
-        key=lambda pair: len(pair[0]),
-    )
+    closest = min(FAMILIES[:-1], key=lambda family: len(family.unrepresented(config, classifier)))
+    faults = closest.unrepresented(config, classifier)
     name = closest.classifier if classifier else closest.architecture
     return f"{name} has no counterpart for {', '.join(f'model.{fault}' for fault in faults)}"

@@ -74,8 +74,8 @@ class Family:
         wrong_pooling = classifier is not None and config.pooling not in self.poolings
         return faults + [f"pooling={config.pooling}"] * wrong_pooling
 
-    def write_config(self, config: ModelConfig) -> Json:
-        """Return config.json for `config`, without token ids."""
+    def write_config(self, config: ModelConfig, classifier: ClassifierConfig | None = None) -> Json:
+        """Return config.json, without token ids."""
         result: Json = {"model_type": self.model_type, "architectures": [self.architecture]}
         for path, value in self._constants(config).items():
             _set(result, path, value)
@@ -83,14 +83,20 @@ class Family:
             ours = getattr(config, name)
             for path in paths:
                 _set(result, path, self.values[name][ours] if name in self.values else ours)
+        if classifier:
+            result |= {
+                "architectures": [self.classifier],
+                "problem_type": PROBLEM_TYPES[classifier.label_type],
+                "id2label": {str(number): label for number, label in enumerate(classifier.labels)},
+                "label2id": {label: number for number, label in enumerate(classifier.labels)},
+                "classifier_dropout": classifier.dropout,
+            }
+            if classifier.text_pairs is not None:  # ours alone: other readers ignore it
+                result["text_pairs"] = classifier.text_pairs
         return result
 
     def read_config(self, written: Json) -> ModelConfig:
-        """Return our configuration for the content of a config.json.
-
-        Raises:
-            InputError: we cannot compute that model.
-        """
+        """Return our configuration for the content of a config.json; InputError: we cannot compute it."""
         assumed = self.assumed(written)
         values = {name: allowed[0] for name, allowed in self.fixed.items()}
         for name, (path, *_) in self._written().items():
@@ -113,25 +119,8 @@ class Family:
         named = written.get("architectures")
         return isinstance(named, list) and self.classifier in named
 
-    def write_classifier(self, classifier: ClassifierConfig) -> Json:
-        """Return the entries of config.json for the head of a classifier."""
-        result = {
-            "architectures": [self.classifier],
-            "problem_type": PROBLEM_TYPES[classifier.label_type],
-            "id2label": {str(number): label for number, label in enumerate(classifier.labels)},
-            "label2id": {label: number for number, label in enumerate(classifier.labels)},
-            "classifier_dropout": classifier.dropout,
-        }
-        if classifier.text_pairs is not None:  # ours alone: other readers ignore it
-            result["text_pairs"] = classifier.text_pairs
-        return result
-
     def read_classifier(self, written: Json) -> ClassifierConfig:
-        """Return the head that the content of a config.json describes.
-
-        Raises:
-            InputError: we cannot compute that head.
-        """
+        """Return the head that the content of a config.json describes; InputError: we cannot compute it."""
         number = whole_number(written, "num_labels", 2)
         names = written.get("id2label") or {str(label): f"LABEL_{label}" for label in range(number)}
         if not isinstance(names, dict):

@@ -47,14 +47,9 @@ def load_pretrained(folder: str | Path) -> MaskedLM | SequenceClassifier:
 
 
 def load_masked_lm(folder: str | Path, needs_head: bool = False) -> MaskedLM:
-    """Read a model folder. A missing masked-LM head is initialised randomly, with a warning.
+    """Return the model of a folder or of the hub in float32, on the CPU, in evaluation mode.
 
-    Args:
-        folder: the model, or its name on the hub, see `resolve_model`.
-        needs_head: refuse a model without a complete masked-LM head.
-
-    Returns:
-        The model in float32, on the CPU, in evaluation mode: call `.train()` before training it.
+    A missing masked-LM head is initialised randomly, with a warning; `needs_head` refuses such a model.
 
     Raises:
         InputError: a file is missing, damaged, unsafe to open, or does not fit its config.json.
@@ -91,18 +86,9 @@ def load_classifier(
 ) -> SequenceClassifier:
     """Read a classifier, or put a new head on the encoder of any model folder.
 
-    Args:
-        folder: as in `load_masked_lm`.
-        new: the head to train. It starts from what the folder has: the pooler (ModernBERT: the transform of
-            the masked-LM head), and the last layer if it has the same labels in any order; the rest is
-            initialised randomly. None: the head that config.json names.
-        pooling: pooling of the new head; None: as in config.json.
-
-    Returns:
-        The model in float32, on the CPU, in evaluation mode.
-
-    Raises:
-        InputError: as in `load_masked_lm`, or the folder holds no classifier and `new` is None.
+    A `new` head starts from what the folder has: the pooler (ModernBERT: the transform of the masked-LM
+    head), and the last layer if it has the same labels in any order; the rest is initialised randomly.
+    `pooling` is that of a new head; None: as in config.json. Returns and raises as `load_masked_lm` does.
     """
     folder = model_folder(folder)
     family, config, written = _read_config(folder)
@@ -159,6 +145,18 @@ def read_shape(folder: str | Path) -> ModelConfig:
     return _read_config(model_folder(folder))[1]
 
 
+def read_settings(folder: str | Path, name: str) -> Json:
+    """Return a JSON file of a model folder, empty if there is none; InputError: it is damaged."""
+    path = model_folder(folder) / name
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: {error}") from None
+    return written if isinstance(written, dict) else {}
+
+
 @contextlib.contextmanager
 def _errors_of(path: Path) -> Iterator[None]:
     """Name the file in errors about its content."""
@@ -193,10 +191,8 @@ def _read_weights(folder: Path, family: Family, config: ModelConfig) -> dict[str
     parts = count_parameters(config)
     described, held = sum(parts.values()) - parts["head"], sum(tensor.numel() for tensor in written.values())
     if described > 2 * held:  # if less is missing, `_our_tensors` can name it
-        raise InputError(
-            f"{folder / CONFIG} describes an encoder of {described:,} parameters; the weights beside it are "
-            f"{held:,} numbers"
-        )
+        place = f"{folder / CONFIG} describes an encoder of {described:,} parameters"
+        raise InputError(f"{place}; the weights beside it are {held:,} numbers")
     names = family.current_names(written)
     if twice := sorted(name for name, times in Counter(names.values()).items() if times > 1):
         raise InputError(f"{folder} has an old and a new name for the same weights: {shorten_names(twice)}")
@@ -249,11 +245,7 @@ def _our_tensors(
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read all weights of a folder: from safetensors if it has any, else from pickles.
-
-    Raises:
-        InputError: there are none, or a file is damaged or holds anything but tensors.
-    """
+    """Read all weights of a folder: from safetensors if it has any, else from pickles of tensors alone."""
     names = [f"{name}{index}" for name in (WEIGHTS, PICKLED) for index in ("", INDEX)]
     found = next((folder / name for name in names if (folder / name).exists()), None)
     if found is None:
@@ -301,8 +293,9 @@ def _read_parts(index: Path) -> dict[str, Tensor]:
         path = index.parent / part
         found = _read_file(path)
         if odd := sorted(found.keys() ^ {name for name, file in files.items() if file == part}):
-            odd_names = shorten_names(odd)
-            raise InputError(f"{path} does not hold the weights that {index.name} lists: {odd_names}")
+            raise InputError(
+                f"{path} does not hold the weights that {index.name} lists: {shorten_names(odd)}"
+            )
         tensors |= found
     return tensors
 

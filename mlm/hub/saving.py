@@ -1,7 +1,7 @@
-"""Write a model folder: config.json, weights, tokenizer and card, checked before it gets its name.
+"""Write a model folder: config.json, weights, tokenizer and card.
 
-Every reader of the folder, ours and transformers' if it is installed, must compute the logits of the model in
-memory.
+Before it gets its name, every reader of it, ours and transformers' if it is installed, must compute the
+logits of the model in memory.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from torch import Tensor
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.files import recover, replacing, shorten
-from mlm.hub.download import model_folder
 from mlm.hub.families import OWN, architecture_of, family_of, missing_counterparts
 from mlm.hub.family import Family, Json
-from mlm.hub.pretrained import CONFIG, WEIGHTS, load_pretrained
+from mlm.hub.pretrained import CONFIG, WEIGHTS, load_pretrained, read_settings
 from mlm.model import UNUSED_ID_BIAS, MaskedLM, SequenceClassifier
 from mlm.plan import count_parameters
 from mlm.tokenizer import OTHER_NAMES, SpecialTokens, num_ids
@@ -71,16 +70,13 @@ def save_pretrained(
     The masked-LM head rules out ids beyond the tokenizer, which only pad the tables, by its output bias.
 
     Args:
-        folder: the folder to write, which no other process may write at the same time.
+        folder: the folder to write and return; no other process may write it at the same time.
         model: on any device, in any mode; not changed.
         tokenizer: the one the model was trained with.
         model_max_length: longest row in tokens.
         card: content of README.md; the result of the check is appended.
         rows: real text to compare the logits for; None: one row of random tokens.
         start: the model folder that training started from; the settings of its tokenizer are kept.
-
-    Returns:
-        `folder`.
 
     Raises:
         InputError: the tokenizer is larger than the model's tables, the logits are not finite, `folder` holds
@@ -103,7 +99,7 @@ def save_pretrained(
     there = {*os.listdir(folder)} if folder.is_dir() else {folder.name} if folder.exists() else set()
     if others := sorted(there - FILES):
         raise InputError(f"{folder} is taken by something else ({shorten(others, 4)}); give a new one")
-    described = family.write_config(config) | (family.write_classifier(classifier) if classifier else {})
+    described = family.write_config(config, classifier)
     described |= {path: getattr(special, token) for path, token in TOKEN_IDS.items()}
     settings = describe_tokenizer(tokenizer, config, model_max_length, start)
     with replacing(folder, "place") as part:
@@ -152,16 +148,8 @@ def _check_written(
 ) -> str:
     """Compare a model, in float32 on the CPU, with the readers of its folder; return the differences.
 
-    Args:
-        folder: the model folder just written.
-        model: the model that was written.
-        family: whose class of transformers can read it; None: there is none.
-        rows: input of all; padding is not compared.
-        num_tokens: higher ids only pad the tables and are not compared.
-
-    Raises:
-        InputError: a logit of the model is not finite, or a reader differs by more than MAX_DIFFERENCE or
-            does not know a weight.
+    `family` is that of the class of transformers, if there is one. Padding is not compared, nor are ids from
+    `num_tokens` on, which only pad the tables.
     """
 
     def compute(reader: Callable[..., Tensor]) -> Tensor:
@@ -224,7 +212,7 @@ def describe_tokenizer(
     tokens = {f"{name}_token": tokenizer.id_to_token(token) for name, token in asdict(special).items()}
     if tokens["cls_token"] in OTHER_NAMES:  # RoBERTa has a second name for both
         tokens |= {"bos_token": tokens["cls_token"], "eos_token": tokens["sep_token"]}
-    written = _read_settings(start) if start else {}
+    written = read_settings(start, TOKENIZER_CONFIG) if start else {}
     types = ["token_type_ids"] * (config.type_vocab_size > 1)
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -237,25 +225,10 @@ def describe_tokenizer(
 
 
 def longest_row(folder: str | Path, config: ModelConfig) -> int | None:
-    """Return the model_max_length of a folder, at most the model's longest row; None: no bound.
-
-    Raises:
-        InputError: its tokenizer_config.json is damaged.
-    """
-    bounds = (_read_settings(folder).get("model_max_length"), config.max_position_embeddings)
+    """Return the model_max_length of a folder, at most the model's longest row; None: no bound."""
+    bounds = (read_settings(folder, TOKENIZER_CONFIG).get("model_max_length"), config.max_position_embeddings)
     known = [int(bound) for bound in bounds if isinstance(bound, int | float) and 0 < bound < 1e9]
     return min(known, default=None)  # transformers writes 1e30 for no bound
-
-
-def _read_settings(folder: str | Path) -> Json:
-    path = model_folder(folder) / TOKENIZER_CONFIG
-    try:
-        written = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise InputError(f"{path} is damaged: {error}") from None
-    return written if isinstance(written, dict) else {}
 
 
 _STOCK_EXAMPLE = """from transformers import AutoTokenizer, {architecture}
@@ -278,14 +251,8 @@ def model_card(
 ) -> str:
     """Return the card of a model folder as Markdown, in the form that the Hugging Face hub shows.
 
-    It is published with the model, so give it no local paths.
-
-    Args:
-        title: the name of the run.
-        model_config: shown as a table.
-        facts: about training, shown in this order; floats with four digits.
-        classifier: the head; None: a masked language model.
-        start: the model of the hub that training started from, see `pinned_name`.
+    It is published with the model, so give it no local paths. `facts` are about training; `start` is the
+    model of the hub that training began from, see `pinned_name`.
     """
     architecture = architecture_of(model_config, classifier)
     example = _OWN_EXAMPLE if architecture in (OWN.architecture, OWN.classifier) else _STOCK_EXAMPLE

@@ -51,30 +51,22 @@ def build_norm(config: ModelConfig, width: int | None = None) -> nn.Module:
 
 
 class FeedForward(nn.Module):
-    """down(act(up(x)))."""
+    """down(act(up(x))), or gated: down(act(gate(x)) * up(x)), gate and up fused; each token independently."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[config.activation]
-        self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        D, width = config.hidden_size, config.intermediate_size
+        self.gated, self.activation = config.gated, ACTIVATIONS[config.activation]
+        if self.gated:
+            self.gate_up = BlockLinear(D, 2 * width, (2, 1), bias=config.mlp_bias)
+        else:
+            self.up = nn.Linear(D, width, bias=config.mlp_bias)
+        self.down = nn.Linear(width, D, bias=config.mlp_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Map (B, S, D) to (B, S, D), each token independently."""
-        return self.down(self.activation(self.up(hidden)))
-
-
-class GatedFeedForward(nn.Module):
-    """down(act(gate(x)) * up(x)), gate and up fused."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.activation = ACTIVATIONS[config.activation]
-        self.gate_up = BlockLinear(config.hidden_size, 2 * config.intermediate_size, (2, 1), config.mlp_bias)
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map (B, S, D) to (B, S, D), each token independently."""
+        """Map (B, S, D) to (B, S, D)."""
+        if not self.gated:
+            return self.down(self.activation(self.up(hidden)))
         hidden = hidden.to(compute_dtype(hidden))
         # one weight but two products, whose gradients need not be copied into one table
         weights, bias = self.gate_up.weight.chunk(2), self.gate_up.bias
@@ -91,7 +83,7 @@ class EncoderLayer(nn.Module):
         self.pre_norm = config.norm_position == "pre"
         self.attention = SelfAttention(config)
         self.attention_norm = build_norm(config) if attention_norm else nn.Identity()
-        self.feed_forward = GatedFeedForward(config) if config.gated else FeedForward(config)
+        self.feed_forward = FeedForward(config)
         self.feed_forward_norm = build_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 

@@ -15,11 +15,10 @@ CHUNK_ELEMENTS = 2**19
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """The summed cross-entropy and its gradient, in chunks of rows.
+    """The summed cross-entropy and its gradient, computed while a chunk of rows is in a CPU's cache.
 
-    The plain way reads or writes all logits in float32 seven times, which is slow on a CPU, and keeps three
-    such tables. This one computes the gradient while the rows are in the cache, in the logits' dtype.
-    Backward returns the kept table itself, so it may run twice only if the logits are not a leaf.
+    The plain way reads or writes all logits in float32 seven times, and keeps three such tables. Backward
+    returns the one table kept, so it may run twice only if the logits are not a leaf.
     """
 
     @staticmethod
@@ -87,11 +86,3 @@ def summed_label_loss(
         if weights is not None:
             return loss, weights[labels].sum()
     return loss, loss.new_tensor(labels.numel())
-
-
-def mean_loss(
-    logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
-) -> Tensor:
-    """Return the mean loss of labelled texts, a float32 scalar; arguments as in `summed_label_loss`."""
-    loss, weight = summed_label_loss(logits, labels, weights, smoothing)
-    return loss / weight

@@ -33,11 +33,11 @@ from mlm.data.examples import (
 from mlm.data.labelled import LabelledTask
 from mlm.data.labels import class_weights
 from mlm.evaluation.metrics import LabelledPredictions
-from mlm.evaluation.torch_backend import arguments, predict_logits
+from mlm.evaluation.predictor import arguments, predict_logits
 from mlm.hub.pretrained import load_classifier
 from mlm.model.adapt import freeze, layer_decay
 from mlm.model.heads import SequenceClassifier
-from mlm.model.loss import mean_loss, summed_label_loss
+from mlm.model.loss import summed_label_loss
 from mlm.optim import build_optimizer
 from mlm.tokenizer import tokenizer_digest
 from mlm.training.callbacks import Diverged
@@ -153,7 +153,7 @@ class FinetuneModule(StepModule):
         self.logits = self.predictions.compute()
         self.predictions.reset()
         labels = data.parts.validation.label_tensor()
-        loss = mean_loss(torch.from_numpy(self.logits), labels).item()
+        loss = torch.div(*summed_label_loss(torch.from_numpy(self.logits), labels)).item()
         return {"loss": loss, **scores_of(data.task, data.task.validation, self.logits)}
 
     def rank_of(self, scores: dict[str, float]) -> float:

@@ -20,11 +20,11 @@ from mlm.config.model import LabelType
 from mlm.data.labelled import Examples, LabelledTask
 from mlm.evaluation.commands import write_predictions
 from mlm.evaluation.metrics import class_table, confusion_matrix, counts_of_classes, predicted, task_metrics
-from mlm.evaluation.torch_backend import arguments
+from mlm.evaluation.predictor import arguments
 from mlm.files import write_json
 from mlm.hub.saving import longest_row, model_card, save_pretrained
 from mlm.model.heads import SequenceClassifier
-from mlm.model.loss import mean_loss
+from mlm.model.loss import summed_label_loss
 from mlm.training.datamodule import Parts
 from mlm.training.plots import plot_confusion, plot_epochs
 from mlm.training.progress import Progress
@@ -166,7 +166,9 @@ def finish(outcome: Outcome, loggers: Sequence[Logger], title: str | None = None
         "failed": failure(losses, examples.labels, logits),
         "epoch": outcome.epoch,
         "num_epochs": len(progress.epochs),
-        "val_loss": mean_loss(torch.from_numpy(outcome.logits), parts.validation.label_tensor()).item(),
+        "val_loss": torch.div(
+            *summed_label_loss(torch.from_numpy(outcome.logits), parts.validation.label_tensor())
+        ).item(),
         "label_type": task.label_type,
         "max_length": parts.max_length,
         "truncated_fraction": parts.truncated_fraction,

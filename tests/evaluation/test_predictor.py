@@ -16,7 +16,7 @@ from mlm import Predictor
 from mlm.__main__ import main
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.evaluation.torch_backend import pick_device
+from mlm.evaluation.predictor import pick_device
 from mlm.hub.saving import save_pretrained
 from mlm.model.heads import SequenceClassifier
 

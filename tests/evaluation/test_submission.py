@@ -13,7 +13,7 @@ from mlm.config.model import ClassifierConfig
 from mlm.data.examples import encode_examples
 from mlm.data.glue import TASKS, read_part, submitted_parts
 from mlm.evaluation.glue import answer, spell, write_submission
-from mlm.evaluation.torch_backend import predict_logits
+from mlm.evaluation.predictor import predict_logits
 from mlm.hub.pretrained import load_classifier
 from mlm.hub.saving import save_pretrained
 

@@ -32,7 +32,7 @@ from mlm.data.examples import batches_by_length, encode_examples
 from mlm.data.labelled import read_task
 from mlm.data.python_docs import python_docs_digest
 from mlm.evaluation.commands import predict
-from mlm.evaluation.torch_backend import predict_logits
+from mlm.evaluation.predictor import predict_logits
 from mlm.hub.pretrained import load_classifier, read_classifier
 from mlm.hub.saving import save_pretrained
 from mlm.model.heads import MaskedLM

@@ -29,7 +29,7 @@ from mlm.config.training import LoggingConfig
 from mlm.data.examples import encode_examples
 from mlm.data.glue import TASKS, read_glue
 from mlm.evaluation.glue import answer
-from mlm.evaluation.torch_backend import predict_logits
+from mlm.evaluation.predictor import predict_logits
 from mlm.hub.pretrained import load_classifier
 from mlm.hub.saving import save_pretrained
 from mlm.model.heads import MaskedLM
