@@ -68,10 +68,7 @@ def newton_schulz(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Orthogonalised Nesterov momentum with decoupled weight decay.
-
-    Every parameter is a stack of the `blocks` matrices, of one size, that its group names.
-    """
+    """Orthogonalised Nesterov momentum; a parameter is a stack of the `blocks` matrices its group names."""
 
     def __init__(self, groups: list[dict[str, Any]], momentum: float, weight_decay: float):
         defaults = {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay, "blocks": (1, 1)}
@@ -170,10 +167,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
 def param_groups(
     model: nn.Module, config: OptimizerConfig, share: Share = lambda name: 1.0
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the groups for Muon, of the weights of linear layers, and for AdamW, of all other parameters.
-
-    Every trainable parameter is in exactly one group.
-    """
+    """Return the groups for Muon, of the weights of linear layers, and for AdamW, of all other parameters."""
     linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
     blocks = {f"{name}.weight": getattr(module, "blocks", (1, 1)) for name, module in linear}
     matrices: dict[tuple[tuple[int, int], float], list[nn.Parameter]] = defaultdict(list)
@@ -188,8 +182,7 @@ def param_groups(
             (decayed if parameter.ndim >= 2 else plain)[share(name)].append(parameter)
     muon_lr = config.lr if config.muon_lr is None else config.muon_lr
     muon = [
-        {"params": found, "blocks": made_of, "peak_lr": muon_lr * part}
-        for (made_of, part), found in matrices.items()
+        {"params": found, "blocks": n, "peak_lr": muon_lr * part} for (n, part), found in matrices.items()
     ]
     adamw = [
         {"params": found, "peak_lr": config.lr * part, "weight_decay": decay}
@@ -228,9 +221,7 @@ def warmup_steps(config: ScheduleConfig, total: int) -> int:
     """Return the warm-up of a run of `total` steps, in steps; the decay schedule has none."""
     if config.name == "decay":
         return 0
-    if config.warmup_steps is not None:
-        return config.warmup_steps
-    return round(config.warmup_fraction * total)
+    return round(config.warmup_fraction * total) if config.warmup_steps is None else config.warmup_steps
 
 
 def learning_rate_factor(config: ScheduleConfig, step: int, total: int) -> float:

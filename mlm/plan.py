@@ -23,10 +23,8 @@ FLOAT_BYTES = 4
 def count_parameters(config: ModelConfig, num_labels: int | None = None) -> dict[str, int]:
     """Return the number of parameters by part; a tied output matrix is counted once, as an embedding.
 
-    `num_labels` is the number of outputs of a classifier head; None: the head predicts masked tokens.
-
-    Raises:
-        InputError: a size of the tables is still null.
+    `num_labels` is the number of outputs of a classifier head; None: the head predicts masked tokens. An
+    InputError says that a size of the tables is still null.
     """
     D, F, L = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     E, W, V = config.embedding_width, config.output_width, _vocab_size(config)
@@ -109,11 +107,7 @@ def planned_steps(trainer: TrainerConfig, tokens_per_step: float) -> int | None:
 
 
 def print_plan(config: PretrainConfig) -> None:
-    """Print the cost of a run.
-
-    Raises:
-        InputError: the model does not fit the rows or the vocabulary.
-    """
+    """Print the cost of a run; InputError: the model does not fit the rows or the vocabulary."""
     seq_len, trainer = config.data.seq_len, config.trainer
     model = config.model.resolve(_tokenizer_size(config.tokenizer), seq_len)
     slots = prediction_slots(seq_len, config.masking.highest_mask_rate)

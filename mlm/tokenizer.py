@@ -104,10 +104,7 @@ def starts_word(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
 
     WordPiece: all but `##x`. Byte-level BPE: tokens that begin with white space or ASCII punctuation; the
     first token of a text has neither, but follows a special token, which counts as a word. Added words and
-    special tokens always begin a word.
-
-    Raises:
-        InputError: the vocabulary is of another kind.
+    special tokens always begin a word. InputError: the vocabulary is of another kind.
     """
     model, vocab = tokenizer.model, tokenizer.get_vocab(with_added_tokens=True)
     if isinstance(model, models.WordPiece):
@@ -171,11 +168,7 @@ def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def encode_documents(tokenizer: Tokenizer, texts: Iterable[str]) -> list[list[int]]:
-    """Return the token ids of each text: nothing is added, cut off or taken for a special token.
-
-    "[MASK]" in a text is three or more ordinary tokens. Padding and truncation of the tokenizer, which is
-    copied, have no effect.
-    """
+    """Return the token ids of each text: nothing is added, cut off or taken for a special token."""
     return encode_plain(plain_tokenizer(tokenizer), texts)
 
 
@@ -284,9 +277,7 @@ def train_tokenizer(documents: Iterable[str], config: TokenizerConfig, name: str
     """Train a vocabulary, smaller than `vocab_size` if the text has no more pieces to merge.
 
     The documents are drawn once, and only as far as `config.max_bytes` of UTF-8; `name` is for errors.
-
-    Raises:
-        InputError: the text is empty, or `vocab_size` is too small for this kind.
+    InputError: the text is empty, or `vocab_size` is too small for this kind.
     """
     pieces = chain.from_iterable(map(text_pieces, _first_bytes(documents, config.max_bytes)))
     texts = list(_without_long_words(pieces))

@@ -33,7 +33,7 @@ from mlm.evaluation.predictor import Floats, Predictor, check_pairs, decide, pro
 from mlm.files import replacing, write_json
 
 Share = tuple[Floats, int, int | None]
-"""Logits (N, C) of some texts, how many were too long, and the tokens they were cut to (None: no limit)."""
+"""Logits (N, C) of some texts, how many were too long, and the tokens they were cut to."""
 
 log = logging.getLogger(__name__)
 
@@ -167,10 +167,8 @@ def write_predictions(
 ) -> None:
     """Write a CSV file with row, label and the probability of each class, atomically.
 
-    A number is written as the label, without probabilities; `separator` between several labels of a text.
-
-    Raises:
-        InputError: the separator is part of a label.
+    A number is written as the label, without probabilities; `separator`, which may not be part of a label,
+    between several labels of a text.
     """
     labels, probabilities = decide(logits, classifier)
     names = [f"probability_{label}" for label in classifier.labels]
@@ -232,10 +230,10 @@ def _as_the_model_spells(names: Sequence[Sequence[str]], labels: Sequence[str]) 
 
     Where a model does not name its classes (LABEL_0, LABEL_1, ...), numbers count as its ids, with a warning.
     """
-    spelt = {label.lower(): label for label in labels}
-    if len(spelt) < len(labels):  # some of its labels differ in capitals only
-        spelt = {}
-    known = spelt | {label: label for label in labels}
+    known = {label.lower(): label for label in labels}
+    if len(known) < len(labels):  # some of its labels differ in capitals only
+        known = {}
+    known |= {label: label for label in labels}
     if all(label == f"LABEL_{number}" for number, label in enumerate(labels)):
         numbers = {str(number): label for number, label in enumerate(labels)}
         if all(name in numbers for row in names for name in row):

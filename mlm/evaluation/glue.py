@@ -233,9 +233,6 @@ def answer(
     """Return the answers of a fine-tuned model to a part of a task, in the server's spelling.
 
     `glue_dir` is the folder of the official files (None: the hub), `longest` the most tokens of an example.
-
-    Raises:
-        InputError: the file cannot be read, or the model has other classes.
     """
     share_cores(1)
     predictor = Predictor(model, batch_size=batch_size, max_length=longest)
@@ -246,11 +243,7 @@ def answer(
 
 
 def spell(task: str, logits: npt.NDArray[np.float64], classifier: ClassifierConfig) -> list[str]:
-    """Return the answers (N) of logits (N, C); classes are matched by name.
-
-    Raises:
-        InputError: the model has other classes than the task.
-    """
+    """Return the answers (N) of logits (N, C), classes matched by name; InputError: the model has others."""
     spec = TASKS[task]
     if spec.label_type == "regression":
         return [f"{score:.3f}" for score in logits[:, 0].clip(0, 5)]  # the scale of STS-B

@@ -101,10 +101,7 @@ class MaskedLMScores(Metric):
         self.num_masked += masked.sum()
 
     def compute(self) -> dict[str, float]:
-        """Return loss in nats, perplexity, masked_accuracy and num_masked as Python numbers.
-
-        The first three are means over the masked tokens; 0, and a perplexity of 1, if there are none.
-        """
+        """Return means over the masked tokens (loss in nats, perplexity, masked_accuracy), and num_masked."""
         sums = torch.stack([self.summed_loss, self.num_correct, self.num_masked])
         loss, correct, masked = sums.tolist()
         loss /= max(masked, 1)
@@ -150,10 +147,7 @@ def predicted(label_type: LabelType, logits: Floats) -> npt.NDArray[Any]:
 
 
 def class_counts(labels: npt.NDArray[Any], logits: Floats) -> Ints:
-    """Return how often each class occurs, is predicted, and is predicted correctly, (C, 3).
-
-    Labels are (N,) ids of classes, or (N, C) bool.
-    """
+    """Return how often each label, (N,) ids or (N, C) bool, occurs, is predicted, and is right, (C, 3)."""
     if labels.ndim == 2:
         answers = predicted("multilabel", logits)
         return np.stack([labels.sum(0), answers.sum(0), (labels & answers).sum(0)], axis=1)
@@ -290,8 +284,7 @@ def counts_of_classes(labels: Sequence[str], ids: npt.NDArray[Any], logits: Floa
 
 def class_table(counts: Mapping[str, Any]) -> list[str]:
     """Return a row for each class of `counts_of_classes`, with F1; no rows if there are no labels."""
-    labels = counts.get("labels", [])
-    if not labels:
+    if not (labels := counts.get("labels")):
         return []
     columns = [list(counts[f"{name}_counts"].values()) for name in ("examples", "predicted", "right")]
     scores = zip(*class_scores(np.array(columns).T).values(), strict=True)

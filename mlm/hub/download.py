@@ -8,9 +8,7 @@ from pathlib import Path
 from mlm.config.errors import InputError
 from mlm.config.experiment import is_hub_name
 
-DESCRIPTION = [
-    *("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "sentence_bert_config.json"),
-]
+FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "sentence_bert_config.json"]
 SAFE = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
 PICKLED = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
 """Downloaded only if there is nothing safer; `read_tensors` opens them without running anything."""
@@ -33,10 +31,7 @@ def resolve_model(name: str | Path) -> tuple[Path, str | None]:
     """Return the folder of a model, and the commit of the hub's repository that it holds; None: a local one.
 
     OWNER/NAME or OWNER/NAME@REVISION (a branch, a tag or a commit) is downloaded, once in a process: later
-    calls give the same commit.
-
-    Raises:
-        InputError: the hub has no such model, or cannot be reached and its cache does not have it.
+    calls give the same commit. InputError: neither the hub nor its cache has it.
     """
     if not is_hub_name(str(name)):
         return Path(name), None
@@ -51,9 +46,9 @@ def _download(name: str) -> Path:
     model, _, revision = name.partition("@")
     fetch = functools.partial(snapshot_download, model, etag_timeout=TIMEOUT_SECONDS)
     try:
-        folder = Path(fetch(revision=revision or None, allow_patterns=DESCRIPTION + SAFE))
+        folder = Path(fetch(revision=revision or None, allow_patterns=FILES + SAFE))
         if not any((folder / file).exists() for file in SAFE[:2]):
-            fetch(revision=folder.name, allow_patterns=DESCRIPTION + PICKLED)
+            fetch(revision=folder.name, allow_patterns=FILES + PICKLED)
         return folder
     except errors.GatedRepoError:
         reason = "its owners restrict access: accept their terms on its page, then `hf auth login`"

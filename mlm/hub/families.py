@@ -143,24 +143,19 @@ XLM_ROBERTA = replace(
 """The same classes under other names; such a model is written as RoBERTa."""
 
 
-def _assumed_by_distilbert(written: Json) -> Json:
-    return {
-        "activation": "gelu",
-        "dropout": 0.1,
-        "attention_dropout": 0.1,
-        "embedding_dropout": written.get("dropout", 0.1),
-        "initializer_range": 0.02,
-        "tie_word_embeddings": True,
-        "position_embedding": "learned",
-        "pooling": "cls_relu",
-    }
-
-
 DISTILBERT = Family(
     model_type="distilbert",
     architecture="DistilBertForMaskedLM",
     classifier="DistilBertForSequenceClassification",
-    assumed=_assumed_by_distilbert,
+    assumed=lambda written: (
+        _assumed_by_bert(written)
+        | {
+            **dict.fromkeys(("dropout", "attention_dropout"), 0.1),
+            "activation": "gelu",
+            "pooling": "cls_relu",
+        }
+        | {"embedding_dropout": written.get("dropout", 0.1)}
+    ),
     fixed={**BERT.fixed, "norm_eps": [1e-12], "type_vocab_size": [0]},
     unused=BERT.unused,
     paths={
@@ -171,10 +166,8 @@ DISTILBERT = Family(
         "hidden_dropout": ["dropout"],
     },
     values=BERT.values,
-    modules={
-        "encoder.embeddings.token": "distilbert.embeddings.word_embeddings",
-        "encoder.embeddings.position": "distilbert.embeddings.position_embeddings",
-        "encoder.embeddings.norm": "distilbert.embeddings.LayerNorm",
+    modules=_like_bert("distilbert")
+    | {
         "encoder.layers.N.attention.query_key_value": [
             f"distilbert.transformer.layer.N.attention.{part}" for part in ("q_lin", "k_lin", "v_lin")
         ],
@@ -193,7 +186,6 @@ DISTILBERT = Family(
     dropout_path="seq_classif_dropout",
     ignored=r"vocab_|pre_classifier|classifier|qa_|distilbert\.embeddings\.position_ids",
 )
-
 
 ELECTRA = replace(
     BERT,
@@ -224,7 +216,6 @@ ELECTRA = replace(
     ignored=r"discriminator_|generator_|electra\.embeddings\.position_ids|classifier|qa_|sequence_summary",
 )
 """Published models are mostly discriminators: without a masked-LM head."""
-
 
 FULL, LOCAL = "full_attention", "sliding_attention"
 GATES = {"geglu": "gelu", "swiglu": "silu"}

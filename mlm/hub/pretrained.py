@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -36,7 +36,8 @@ INDEX = ".index.json"
 """Suffix of the file that names the parts, if the weights are in several files."""
 shorten_names = partial(shorten, most=4)
 """Join the first names of weights for a message."""
-UNTRAINED = "%s has no %s: initialised randomly, train before use"
+UNTRAINED = logging.WARNING, "%s has no %s: initialised randomly, train before use"
+NEW = logging.INFO, "%s has no %s: new in the head"
 Model = TypeVar("Model", MaskedLM, SequenceClassifier)
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ def load_masked_lm(folder: str | Path, needs_head: bool = False) -> MaskedLM:
     if missing and needs_head:
         raise InputError(f"{folder} was not trained to fill masks: it has no {shorten_names(missing)}")
     if missing:
-        log.warning(UNTRAINED, folder, shorten_names(missing))
+        log.log(*UNTRAINED, folder, shorten_names(missing))
     return model
 
 
@@ -112,10 +113,8 @@ def load_classifier(
     if order is None and own and len(own.labels) == len(head.labels) > 1 and own.labels[0] == "LABEL_0":
         log.warning("%s does not name its classes; its last layer is left out: give it id2label", folder)
     model, missing = _build(lambda: SequenceClassifier(config, head), family, tensors, folder)
-    if missing and new is None:
-        log.warning(UNTRAINED, folder, shorten_names(missing))
-    elif missing:
-        log.info("new in the head: %s", shorten_names(missing))
+    if missing:
+        log.log(*(NEW if new else UNTRAINED), folder, shorten_names(missing))
     return model
 
 
@@ -126,11 +125,7 @@ def holds_classifier(folder: str | Path) -> bool:
 
 
 def read_classifier(folder: str | Path) -> ClassifierConfig:
-    """Return the head that config.json of a model folder describes.
-
-    Raises:
-        InputError: it names no classifier, or one that we cannot compute.
-    """
+    """Return the head that config.json describes; InputError: it names none, or one we cannot compute."""
     folder = model_folder(folder)
     family, _, written = _read_config(folder)
     if not family.is_classifier(written):
@@ -272,9 +267,9 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _is_plain(tensor: object) -> bool:
+def _is_plain(tensor: Any) -> bool:
     is_dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_quantized
-    return is_dense and tensor.device.type == "cpu"  # type: ignore[attr-defined]
+    return is_dense and tensor.device.type == "cpu"
 
 
 def _read_parts(index: Path) -> dict[str, Tensor]:

@@ -163,10 +163,8 @@ def _check_written(
     twin.load_state_dict(model.state_dict())
     expected = compute(twin.eval())
     if not expected.isfinite().all():
-        raise InputError(
-            "the model computes logits that are not finite, so it is not saved; try a lower optimizer.lr or "
-            "optimizer.weight_decay"
-        )
+        hint = "try a lower optimizer.lr or optimizer.weight_decay"
+        raise InputError(f"the model computes logits that are not finite, so it is not saved; {hint}")
     readers: dict[str, Callable[..., Tensor]] = {"mlm": load_pretrained(folder)}
     if family is not None:
         readers |= _stock_reader(folder, family.classifier if head else family.architecture)

@@ -15,11 +15,7 @@ from mlm.model.heads import MaskedLM, SequenceClassifier
 
 
 def depth_of(name: str, num_layers: int) -> int:
-    """Return the depth of a weight of a classifier, by its name.
-
-    The embeddings have depth 0, layer n (from 0) has n + 1, and the layers above the encoder have
-    num_layers + 1.
-    """
+    """Return the depth of a weight by its name: 0 for embeddings, n + 1 for layer n, num_layers + 1 above."""
     layer = re.match(r"encoder\.layers\.(\d+)\.", name)
     if layer:
         return int(layer[1]) + 1
@@ -27,10 +23,9 @@ def depth_of(name: str, num_layers: int) -> int:
 
 
 def layer_decay(decay: float, num_layers: int) -> Callable[[str], float]:
-    """Return a function from a weight's name to its share of the learning rate, `decay` to a power.
+    """Return a function from a weight's name to its share of the learning rate, which falls with its depth.
 
-    The power is 0 above the encoder's layers and grows by 1 with each layer further down (Clark et al. 2020,
-    arXiv:2003.10555, and Bao et al. 2021, arXiv:2106.08254, whose count of layers this is).
+    Clark et al. 2020, arXiv:2003.10555, and Bao et al. 2021, arXiv:2106.08254, whose count of layers this is.
     """
     return lambda name: decay ** (num_layers + 1 - depth_of(name, num_layers))
 

@@ -1,9 +1,7 @@
 """Bidirectional multi-head self-attention over rows of documents, and the positions of their tokens.
 
-- tokens with the same number in the attention mask belong to one document; positions restart in each, so a
-  packed document is computed as if it were alone
-- scores of tokens that a token may not see get minus infinity added: of other documents, in local layers of
-  distant tokens, in causal ones of later tokens
+- tokens with the same number in the attention mask belong to one document; positions restart in each, and
+  others are not seen, so a packed document is computed as if it were alone
 - rotary: element i is paired with element i + K/2, as in ModernBERT's published weights (Su et al. 2021,
   arXiv:2104.09864, sec. 3.2); sinusoidal: a fixed table (Vaswani et al. 2017, arXiv:1706.03762, sec. 3.5)
 - three ways to compute the same: plain matrix products, for short rows on a CPU; torch's fused kernel; and on
@@ -116,11 +114,6 @@ def _(positions: Tensor, theta: float, width: int, dtype: torch.dtype) -> tuple[
     return positions.new_empty(shape, dtype=dtype), positions.new_empty(shape, dtype=dtype)
 
 
-def select_rotation(rotation: Rotation | None, places: Tensor) -> Rotation | None:
-    """Return the rotation of the tokens at `places` (B, 1, M, 1) of the row."""
-    return rotation and (rotation[0].take_along_dim(places, dim=2), rotation[1].take_along_dim(places, dim=2))
-
-
 def apply_rotary(states: Tensor, rotation: Rotation | None) -> Tensor:
     """Rotate each pair (element i, element i + K/2) of `states` (..., B, H, S, K) by its position's angle."""
     if rotation is None:
@@ -173,7 +166,12 @@ class SelfAttention(nn.Module):
             places = selected[:, None, :, None]  # (B, 1, M, 1)
             key = apply_rotary(self._project(hidden, 1, 2)[0], rotation)
             query = self._project(select(hidden, selected), 0, 1)[0]
-            query = apply_rotary(query, select_rotation(rotation, places))
+            if rotation is not None:
+                rotation = (
+                    rotation[0].take_along_dim(places, dim=2),
+                    rotation[1].take_along_dim(places, dim=2),
+                )
+            query = apply_rotary(query, rotation)
             bias = None if bias is None else bias.take_along_dim(places, dim=2)
         if isinstance(bias, DocumentOffsets):
             context = attend_by_document(query, key, value, bias).flatten(2)

@@ -72,12 +72,10 @@ class MaskedLM(nn.Module):
 
 
 def pool(hidden: Tensor, attention_mask: Tensor | None, how: str) -> Tensor:
-    """Return (B, D), one vector for each row; a row is one text.
+    """Return (B, D), one vector for each text, as a value of `ModelConfig.pooling` says.
 
-    Args:
-        hidden: (B, S, D) the encoder's output; if pooling uses the first token only, (B, 1, D) suffices.
-        attention_mask: (B, S), 0 = padding; None: no padding.
-        how: a value of `ModelConfig.pooling`; the layers that follow belong to the head.
+    `hidden` is the encoder's output (B, S, D), or (B, 1, D) of the first tokens if pooling uses no other; 0 in
+    the attention mask (B, S) is padding.
     """
     if how != "mean":
         return hidden[:, 0]
@@ -131,8 +129,7 @@ class SequenceClassifier(nn.Module):
 def rule_out_unused_ids(model: MaskedLM, num_tokens: int) -> None:
     """Set the output bias of the ids from `num_tokens` on, which only pad the tables, to UNUSED_ID_BIAS.
 
-    Their probability and gradient are then exactly 0, so training ignores them. Ids below `num_tokens` that
-    were ruled out for a smaller vocabulary start at 0 again.
+    Their probability and gradient are then 0. Ids ruled out for a smaller vocabulary start at 0 again.
     """
     bias = model.head.bias
     bias[bias < UNUSED_ID_BIAS / 2] = 0.0
