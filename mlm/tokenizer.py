@@ -187,10 +187,8 @@ def load_tokenizer(path: str | Path, add_tokens: str | None = None) -> Tokenizer
     """Open a tokenizer.json, or the one in a model folder; of an older BERT its vocab.txt.
 
     Special tokens written in a text are recognised, as `fill-mask` needs it; `encode_documents` does not.
-    `add_tokens` is a text file of words, one a line: each gets the next free id.
-
-    Raises:
-        InputError: it is missing, damaged, or lacks a special token; or the words are not UTF-8.
+    `add_tokens` is a text file of words, one a line: each gets the next free id. InputError: a file is
+    missing or damaged, or the vocabulary lacks a special token.
     """
     file = Path(path).expanduser()
     if file.is_dir():

@@ -35,7 +35,7 @@ LEGEND = """{a>[MASK]} hidden, {a>b} replaced by another token, {a} predicted an
 
 
 def inspect(config: InspectConfig) -> None:
-    """Print a batch of training; InputError: a source cannot be read or holds no text, or the disk is full."""
+    """Print a batch of training; InputError: a source cannot be read or holds no text."""
     tokenizer = config.tokenizer
     if config.init is not None:
         tokenizer = replace(tokenizer, path=str(model_folder(config.init)))

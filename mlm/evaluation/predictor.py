@@ -1,7 +1,5 @@
 """`Predictor`: texts in; labels, vectors or fillings out.
 
-    texts --tokenize, pad (numpy)--> batches --torch--> logits, vectors (numpy) --> labels
-
 Importing this module, reading and tokenizing load no torch, and predicting no torchmetrics.
 
 Sizes: N texts, B a batch, S tokens, M masked positions, C classes (1 for a number), D hidden, V vocabulary.

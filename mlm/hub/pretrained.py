@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,10 +33,7 @@ from mlm.plan import count_parameters
 CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
 """Suffix of the file that names the parts, if the weights are in several files."""
-shorten_names = partial(shorten, most=4)
-"""Join the first names of weights for a message."""
-UNTRAINED = logging.WARNING, "%s has no %s: initialised randomly, train before use"
-NEW = logging.INFO, "%s has no %s: new in the head"
+UNTRAINED = "%s has no %s: initialised randomly, train before use"
 Model = TypeVar("Model", MaskedLM, SequenceClassifier)
 log = logging.getLogger(__name__)
 
@@ -51,16 +47,14 @@ def load_masked_lm(folder: str | Path, needs_head: bool = False) -> MaskedLM:
     """Return the model of a folder or of the hub in float32, on the CPU, in evaluation mode.
 
     A missing masked-LM head is initialised randomly, with a warning; `needs_head` refuses such a model.
-
-    Raises:
-        InputError: a file is missing, damaged, unsafe to open, or does not fit its config.json.
+    InputError: a file is missing, damaged, unsafe to open, or does not fit its config.json.
     """
     folder = model_folder(folder)
     model, missing = _masked_lm(folder)
     if missing and needs_head:
-        raise InputError(f"{folder} was not trained to fill masks: it has no {shorten_names(missing)}")
+        raise InputError(f"{folder} was not trained to fill masks: it has no {shorten(missing, 4)}")
     if missing:
-        log.log(*UNTRAINED, folder, shorten_names(missing))
+        log.warning(UNTRAINED, folder, shorten(missing, 4))
     return model
 
 
@@ -113,8 +107,10 @@ def load_classifier(
     if order is None and own and len(own.labels) == len(head.labels) > 1 and own.labels[0] == "LABEL_0":
         log.warning("%s does not name its classes; its last layer is left out: give it id2label", folder)
     model, missing = _build(lambda: SequenceClassifier(config, head), family, tensors, folder)
-    if missing:
-        log.log(*(NEW if new else UNTRAINED), folder, shorten_names(missing))
+    if missing and new is None:
+        log.warning(UNTRAINED, folder, shorten(missing, 4))
+    elif missing:
+        log.info("new in the head: %s", shorten(missing, 4))
     return model
 
 
@@ -190,7 +186,7 @@ def _read_weights(folder: Path, family: Family, config: ModelConfig) -> dict[str
         raise InputError(f"{place}; the weights beside it are {held:,} numbers")
     names = family.current_names(written)
     if twice := sorted(name for name, times in Counter(names.values()).items() if times > 1):
-        raise InputError(f"{folder} has an old and a new name for the same weights: {shorten_names(twice)}")
+        raise InputError(f"{folder} has an old and a new name for the same weights: {shorten(twice, 4)}")
     return {new: written[old] for old, new in names.items()}
 
 
@@ -234,7 +230,7 @@ def _our_tensors(
     unexpected = sorted(name for name in tensors if not re.match(family.ignored, name))
     faults = {"missing": missing, "unexpected": unexpected, "wrong shape": misshapen}
     if any(faults.values()):
-        text = "; ".join(f"{fault}: {shorten_names(names)}" for fault, names in faults.items() if names)
+        text = "; ".join(f"{fault}: {shorten(names, 4)}" for fault, names in faults.items() if names)
         raise InputError(f"the weights in {folder} do not fit its {CONFIG}; {text}")
     return state, of_head
 
@@ -288,9 +284,7 @@ def _read_parts(index: Path) -> dict[str, Tensor]:
         path = index.parent / part
         found = _read_file(path)
         if odd := sorted(found.keys() ^ {name for name, file in files.items() if file == part}):
-            raise InputError(
-                f"{path} does not hold the weights that {index.name} lists: {shorten_names(odd)}"
-            )
+            raise InputError(f"{path} does not hold the weights that {index.name} lists: {shorten(odd, 4)}")
         tensors |= found
     return tensors
 

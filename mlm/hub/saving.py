@@ -67,16 +67,10 @@ def save_pretrained(
 ) -> Path:
     """Write a model folder, completely or not at all; an existing model folder is replaced.
 
-    The masked-LM head rules out ids beyond the tokenizer, which only pad the tables, by its output bias.
-
-    Args:
-        folder: the folder to write and return; no other process may write it at the same time.
-        model: on any device, in any mode; not changed.
-        tokenizer: the one the model was trained with.
-        model_max_length: longest row in tokens.
-        card: content of README.md; the result of the check is appended.
-        rows: real text to compare the logits for; None: one row of random tokens.
-        start: the model folder that training started from; the settings of its tokenizer are kept.
+    The masked-LM head rules out ids beyond the tokenizer, which only pad the tables, by its output bias. No
+    other process may write the folder at the same time. The model, on any device and in any mode, does not
+    change. `rows` are real text to compare the logits for (None: random tokens); the result is appended to the
+    `card`. Settings of the tokenizer are kept from `start`, the model folder that training started from.
 
     Raises:
         InputError: the tokenizer is larger than the model's tables, the logits are not finite, `folder` holds

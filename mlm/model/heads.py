@@ -74,8 +74,8 @@ class MaskedLM(nn.Module):
 def pool(hidden: Tensor, attention_mask: Tensor | None, how: str) -> Tensor:
     """Return (B, D), one vector for each text, as a value of `ModelConfig.pooling` says.
 
-    `hidden` is the encoder's output (B, S, D), or (B, 1, D) of the first tokens if pooling uses no other; 0 in
-    the attention mask (B, S) is padding.
+    `hidden` is the encoder's output (B, S, D), or (B, 1, D) of the first tokens if pooling uses no other. 0
+    in the attention mask (B, S) is padding.
     """
     if how != "mean":
         return hidden[:, 0]
