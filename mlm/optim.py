@@ -181,9 +181,7 @@ def param_groups(
         else:
             (decayed if parameter.ndim >= 2 else plain)[share(name)].append(parameter)
     muon_lr = config.lr if config.muon_lr is None else config.muon_lr
-    muon = [
-        {"params": found, "blocks": n, "peak_lr": muon_lr * part} for (n, part), found in matrices.items()
-    ]
+    muon = [{"params": p, "blocks": n, "peak_lr": muon_lr * part} for (n, part), p in matrices.items()]
     adamw = [
         {"params": found, "peak_lr": config.lr * part, "weight_decay": decay}
         for groups, decay in ((decayed, config.weight_decay), (plain, 0.0))

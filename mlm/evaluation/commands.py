@@ -204,10 +204,10 @@ def _score_table(config: EvaluateConfig, path: str) -> dict[str, Any] | None:
         counts = counts_of_classes(classifier.labels, labels, logits)
         lines += class_table(counts)
         predicted = [label for label, count in counts["predicted_counts"].items() if count]
-        if len(predicted) < 2:
-            log.warning(
-                "only one class is predicted: %s", predicted[0] if predicted else "none of the labels"
-            )
+        if not predicted:
+            log.warning("no label is ever predicted")
+        elif len(predicted) == 1:
+            log.warning("only one class is predicted: %s", predicted[0])
         facts |= counts
     print("\n".join(lines))
     return facts

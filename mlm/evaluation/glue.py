@@ -102,11 +102,8 @@ def _average(tasks: Json, title: str, names: str, protocol: str) -> Json:
     missing = [score for column in columns for score in column if score not in found]
 
     def mean_of(statistic: str) -> float | None:
-        if missing:
-            return None
-        return statistics.fmean(
-            statistics.fmean(found[score][statistic] for score in column) for column in columns
-        )
+        means = (statistics.fmean(found[score][statistic] for score in column) for column in columns)
+        return None if missing else statistics.fmean(means)
 
     values = {"value": mean_of("mean"), "of_medians": mean_of("median"), "missing": missing}
     return values | {"title": title, "protocol": protocol}

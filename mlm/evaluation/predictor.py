@@ -211,7 +211,7 @@ def _compute_vectors(
     """Return the pooled hidden state of each text, (B, D)."""
     import torch
 
-    from mlm.model import pool
+    from mlm.model.heads import pool
 
     inputs, encoder = _tensors(model, batch), getattr(model, "encoder", model)
     with torch.no_grad():
@@ -263,10 +263,8 @@ def resolve_max_length(model: ModelConfig, asked: int | None, key: str) -> int |
     """Return the most tokens of an example: as asked, but refuse more than the model reads; or all those."""
     longest = model.max_position_embeddings
     if asked is not None and longest is not None:
-        longer = (
-            f"leave it out, or make a longer model: {command_for('train.py')} --branch RUN --data.seq_len"
-        )
-        hint = f"is longer than the model's max_position_embeddings={longest}; {longer} {asked}"
+        longer = f"make a longer one: {command_for('train.py')} --branch RUN --data.seq_len {asked}"
+        hint = f"is longer than the model's max_position_embeddings={longest}; leave it out, or {longer}"
         require(asked <= longest, key, asked, hint)
     return asked or longest
 

@@ -137,10 +137,8 @@ class Family:
         if dropout is None:
             dropout = written.get(self.dropout_path, 0.0)
         _check_kind("classifier_dropout", dropout, float)
-        pairs = written.get("text_pairs")
-        return ClassifierConfig(
-            tuple(map(str, labels)), types[problem], dropout, pairs if isinstance(pairs, bool) else None
-        )
+        pairs = written["text_pairs"] if isinstance(written.get("text_pairs"), bool) else None
+        return ClassifierConfig(tuple(map(str, labels)), types[problem], dropout, pairs)
 
     def names_of(self, *modules: str) -> set[str]:
         """Return the names in a file of the weights of some modules of ours."""

@@ -27,7 +27,7 @@ from mlm.files import recover, replacing, shorten
 from mlm.hub.families import OWN, architecture_of, family_of, missing_counterparts
 from mlm.hub.family import Family, Json
 from mlm.hub.pretrained import CONFIG, WEIGHTS, load_pretrained, read_settings
-from mlm.model import UNUSED_ID_BIAS, MaskedLM, SequenceClassifier
+from mlm.model.heads import UNUSED_ID_BIAS, MaskedLM, SequenceClassifier
 from mlm.plan import count_parameters
 from mlm.tokenizer import OTHER_NAMES, SpecialTokens, num_ids
 
@@ -39,8 +39,12 @@ TOKEN_IDS |= {"bos_token_id": "cls", "eos_token_id": "sep"}  # without these, Mo
 """Fields of config.json for token ids, and the fields of `SpecialTokens` that they repeat."""
 CARRIED_SETTINGS = (
     *("padding_side", "truncation_side", "do_lower_case", "strip_accents", "tokenize_chinese_chars"),
-    *("add_prefix_space", "clean_up_tokenization_spaces"),
-    *("extra_special_tokens", "additional_special_tokens"),
+    *(
+        "add_prefix_space",
+        "clean_up_tokenization_spaces",
+        "extra_special_tokens",
+        "additional_special_tokens",
+    ),
 )
 """Settings of the tokenizer copied from the model that training started from; the others follow from it."""
 POSITIONS = "encoder.embeddings.position.weight"
@@ -69,7 +73,7 @@ def save_pretrained(
 
     The masked-LM head rules out ids beyond the tokenizer, which only pad the tables, by its output bias. No
     other process may write the folder at the same time. The model, on any device and in any mode, does not
-    change. `rows` are real text to compare the logits for (None: random tokens); the result is appended to the
+    change. `rows` are real text to compare logits for (None: random tokens); the result is appended to the
     `card`. Settings of the tokenizer are kept from `start`, the model folder that training started from.
 
     Raises:

@@ -167,10 +167,8 @@ class SelfAttention(nn.Module):
             key = apply_rotary(self._project(hidden, 1, 2)[0], rotation)
             query = self._project(select(hidden, selected), 0, 1)[0]
             if rotation is not None:
-                rotation = (
-                    rotation[0].take_along_dim(places, dim=2),
-                    rotation[1].take_along_dim(places, dim=2),
-                )
+                cos, sin = (table.take_along_dim(places, dim=2) for table in rotation)
+                rotation = cos, sin
             query = apply_rotary(query, rotation)
             bias = None if bias is None else bias.take_along_dim(places, dim=2)
         if isinstance(bias, DocumentOffsets):

@@ -177,7 +177,7 @@ class Encoder(nn.Module):
         token_type_ids: Tensor | None = None,
         selected: Tensor | None = None,
     ) -> Tensor:
-        """Encode a batch of rows into (B, S, D).
+        """Encode a batch of rows into (B, S, D); InputError: they are longer than max_position_embeddings.
 
         Args:
             input_ids: (B, S) int64.
@@ -186,9 +186,6 @@ class Encoder(nn.Module):
             token_type_ids: (B, S) int64; None: all 0.
             selected: (B, M) int64 indices into the row: the result is (B, M, D), their vectors only, and the
                 last layer computes just keys and values for the other tokens. None: all.
-
-        Raises:
-            InputError: the rows are longer than `model.max_position_embeddings`.
         """
         S, longest = input_ids.shape[1], self.config.max_position_embeddings
         if longest is not None and longest < S:
@@ -232,6 +229,5 @@ class Encoder(nn.Module):
         if config.position_embedding != "rotary":
             return bias, None
         theta = config.local_rotary_theta if local else config.rotary_theta
-        return bias, compute_rotation(
-            positions, theta, config.hidden_size // config.num_attention_heads, dtype
-        )
+        width = config.hidden_size // config.num_attention_heads
+        return bias, compute_rotation(positions, theta, width, dtype)

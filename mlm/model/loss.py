@@ -27,9 +27,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         gradient = torch.empty_like(logits)
         total = torch.zeros((), dtype=torch.float32, device=logits.device)
         rows = max(CHUNK_ELEMENTS * torch.get_num_threads() // logits.shape[1], 1)
-        for scores, wanted, out in zip(
-            logits.split(rows), labels.split(rows), gradient.split(rows), strict=True
-        ):
+        chunks = zip(logits.split(rows), labels.split(rows), gradient.split(rows), strict=True)
+        for scores, wanted, out in chunks:
             unused = (wanted == IGNORE_INDEX)[:, None]
             target = wanted[:, None].masked_fill(unused, 0)
             scores = scores.float()
