@@ -39,12 +39,8 @@ TOKEN_IDS |= {"bos_token_id": "cls", "eos_token_id": "sep"}  # without these, Mo
 """Fields of config.json for token ids, and the fields of `SpecialTokens` that they repeat."""
 CARRIED_SETTINGS = (
     *("padding_side", "truncation_side", "do_lower_case", "strip_accents", "tokenize_chinese_chars"),
-    *(
-        "add_prefix_space",
-        "clean_up_tokenization_spaces",
-        "extra_special_tokens",
-        "additional_special_tokens",
-    ),
+    *("add_prefix_space", "clean_up_tokenization_spaces"),
+    *("extra_special_tokens", "additional_special_tokens"),
 )
 """Settings of the tokenizer copied from the model that training started from; the others follow from it."""
 POSITIONS = "encoder.embeddings.position.weight"
