@@ -22,11 +22,9 @@ from mlm.config.experiment import PretrainConfig
 from mlm.data.collate import MaskedBatch, MaskedRows, build_masking
 from mlm.data.corpus import Corpus
 from mlm.data.sampler import TrainingSampler
-from mlm.model.attention import matrix_blocks
 from mlm.model.heads import MaskedLM
 from mlm.model.loss import summed_cross_entropy
-from mlm.optim.optimizer import build_optimizer, set_learning_rate
-from mlm.optim.schedule import learning_rate_factor
+from mlm.optim import build_optimizer, learning_rate_factor, set_learning_rate
 from mlm.plan import flops_per_token
 from mlm.startup.command import parse_config
 from mlm.training.engine import rescale_and_clip
@@ -47,7 +45,7 @@ class Loop:
         map_large_blocks()
         self.config, self.model = config, model.train()
         self.half = resolve_precision(config.trainer, "cpu") == "bf16-mixed"
-        self.optimizer = build_optimizer(model, config.optimizer, matrix_blocks(model))
+        self.optimizer = build_optimizer(model, config.optimizer)
         size = config.trainer.global_batch_size
         masking = build_masking(config.masking, config.masking.highest_mask_rate, corpus.tokenizer)
         self.rows = MaskedRows(corpus.train, masking, config.seed)

@@ -135,16 +135,15 @@ def run_step(options: argparse.Namespace) -> dict[str, float]:
     from mlm.data.collate import MaskedRows, build_masking
     from mlm.data.corpus import prepare_corpus
     from mlm.data.sampler import TrainingSampler
-    from mlm.model.attention import matrix_blocks
     from mlm.model.heads import MaskedLM
     from mlm.model.loss import summed_cross_entropy
-    from mlm.optim.optimizer import build_optimizer
+    from mlm.optim import build_optimizer
 
     torch.set_num_threads(options.num_proc)
     config = PretrainConfig()
     corpus = prepare_corpus(corpus_config(options), TokenizerConfig(path=options.tokenizer))
     model = MaskedLM(config.model.resolve(corpus.tokenizer.get_vocab_size(), SEQ_LEN))
-    optimizer = build_optimizer(model, config.optimizer, matrix_blocks(model))
+    optimizer = build_optimizer(model, config.optimizer)
     rows = MaskedRows(
         corpus.train, build_masking(config.masking, config.masking.mask_rate, corpus.tokenizer), 0
     )

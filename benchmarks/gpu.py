@@ -38,10 +38,9 @@ sys.path.insert(0, str(ROOT))
 from mlm.config.data import IGNORE_INDEX  # noqa: E402
 from mlm.config.model import ModelConfig  # noqa: E402
 from mlm.config.training import OptimizerConfig  # noqa: E402
-from mlm.model.attention import matrix_blocks  # noqa: E402
 from mlm.model.heads import MaskedLM  # noqa: E402
 from mlm.model.loss import summed_cross_entropy  # noqa: E402
-from mlm.optim.optimizer import build_optimizer, set_learning_rate  # noqa: E402
+from mlm.optim import build_optimizer, set_learning_rate  # noqa: E402
 from mlm.plan import flops_per_token, total_parameters  # noqa: E402
 
 PEAKS = {
@@ -139,7 +138,7 @@ class Run:
     def __init__(self, model: torch.nn.Module, forward: Callable[[Batch], Tensor], batches: list[Batch]):
         self.model, self.forward, self.batches = model, forward, batches
         config = OptimizerConfig(name="adamw", lr=1e-3)
-        self.optimizer = build_optimizer(model, config, matrix_blocks(model))
+        self.optimizer = build_optimizer(model, config)
         set_learning_rate(self.optimizer, 1.0)
         self.counts = [(labels != IGNORE_INDEX).sum() for *_, labels in batches]
 

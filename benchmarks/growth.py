@@ -34,10 +34,9 @@ from mlm.data.packing import pack_documents
 from mlm.data.sampler import TrainingSampler
 from mlm.data.store import TokenStore
 from mlm.masking import Masking
-from mlm.model.attention import matrix_blocks
 from mlm.model.heads import MaskedLM
 from mlm.model.loss import summed_cross_entropy
-from mlm.optim.optimizer import build_optimizer, set_learning_rate
+from mlm.optim import build_optimizer, set_learning_rate
 from mlm.plan import flops_per_token
 from mlm.tokenizer import SpecialTokens
 from mlm.training.engine import rescale_and_clip
@@ -79,7 +78,7 @@ class Shape:
             max_position_embeddings=self.seq_len,
         )
         self.model = MaskedLM(config).train()
-        self.optimizer = build_optimizer(self.model, OptimizerConfig(name="adamw"), matrix_blocks(self.model))
+        self.optimizer = build_optimizer(self.model, OptimizerConfig(name="adamw"))
         set_learning_rate(self.optimizer, 0.1)
         self.batch = self._batch()
         self.half = resolve_precision(TrainerConfig(), "cpu") == "bf16-mixed"

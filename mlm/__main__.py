@@ -69,22 +69,22 @@ COMMANDS = {
     "predict": Command(
         "label the texts of a file with a fine-tuned model",
         "mlm.config.evaluation:PredictConfig",
-        "mlm.evaluation.predict:predict",
+        "mlm.evaluation.commands:predict",
     ),
     "embed": Command(
         "turn each text of a file into a vector",
         "mlm.config.evaluation:EmbedConfig",
-        "mlm.evaluation.embed:embed",
+        "mlm.evaluation.commands:embed",
     ),
     "evaluate": Command(
         "measure a model on any text, or a fine-tuned one on a labelled file",
         "mlm.config.evaluation:EvaluateConfig",
-        "mlm.evaluation.masked_lm:evaluate",
+        "mlm.evaluation.commands:evaluate",
     ),
     "fill-mask": Command(
         "print the most likely words at each [MASK]",
         f"{_CONFIGS}:FillMaskConfig",
-        "mlm.evaluation.fill_mask:fill_mask",
+        "mlm.evaluation.commands:fill_mask",
         positional="text",
     ),
 }

@@ -23,29 +23,35 @@ FLOAT_BYTES = 4
 def count_parameters(config: ModelConfig, num_labels: int | None = None) -> dict[str, int]:
     """Return the number of parameters by part; a tied output matrix is counted once, as an embedding.
 
-    Args:
-        config: the model.
-        num_labels: outputs of its classifier head; None: its head predicts masked tokens.
-
-    Raises:
-        InputError: a size of the tables is still null.
+    `num_labels` is the number of outputs of a classifier head; None: the head predicts masked tokens. An
+    InputError says that a size of the tables is still null.
     """
     D, F, L = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    E, V = config.embedding_width, _vocab_size(config)
+    E, W, V = config.embedding_width, config.output_width, _vocab_size(config)
+
+    def norm(width: int) -> int:
+        return width * (1 + config.norm_bias)
+
     inputs = 2 if config.gated else 1  # matrices from D to F
     projection = E * D + D if config.embedding_size else 0
     norms = L + sum(map(config.has_attention_norm, range(L))) + config.has_final_norm  # of width D
+    if num_labels is None:
+        transform = (D + config.head_bias) * W + norm(W) if config.head_transform else 0
+        head = transform + (0 if config.tie_word_embeddings else V * W) + V
+    else:
+        transform = (D + config.head_bias) * D + (norm(D) if config.pooling in ("cls", "mean") else 0)
+        head = transform + (D + 1) * num_labels
     return {
         "embeddings": (V + config.type_vocab_size + config.position_rows) * E + projection,
         "attention": L * 4 * (D * D + config.attention_bias * D),
         "feed_forward": L * ((inputs + 1) * D * F + config.mlp_bias * (inputs * F + D)),
-        "norms": norms * _norm(config, D) + config.embedding_norm * _norm(config, E),
-        "head": _masked_lm_head(config) if num_labels is None else _classifier_head(config, num_labels),
+        "norms": norms * norm(D) + config.embedding_norm * norm(E),
+        "head": head,
     }
 
 
 def total_parameters(config: ModelConfig, num_labels: int | None = None) -> int:
-    """Return the number of parameters of the whole model; arguments as in `count_parameters`."""
+    """Return the sum of `count_parameters`."""
     return sum(count_parameters(config, num_labels).values())
 
 
@@ -58,11 +64,8 @@ def flops_per_token(
     token attended to; anything but matrix products is left out. The head is computed for masked tokens only,
     and so is the last layer, except for its keys and values.
 
-    Args:
-        config: the model.
-        seq_len: S.
-        masked_fraction: predicted tokens per token, in [0, 1].
-        whole_layers: count the last layer at every token, as papers do.
+    `masked_fraction` is the number of predicted tokens per token, in [0, 1]; `whole_layers` counts the last
+    layer at every token, as papers do.
     """
     D, L, W = config.hidden_size, config.num_hidden_layers, config.output_width
     *seen, seen_by_last = (tokens_seen(config, layer, seq_len) for layer in range(L))
@@ -84,17 +87,15 @@ def tokens_seen(config: ModelConfig, layer: int, seq_len: int) -> float:
 def training_memory(config: ModelConfig, optimizer: OptimizerConfig, shares: int = 1) -> dict[str, int]:
     """Return the bytes that training keeps on each device, by part, without activations.
 
-    AdamW keeps two numbers for each parameter, Muon one for each element of a hidden matrix.
-
-    Args:
-        config: the model.
-        optimizer: its optimizer.
-        shares: the number of devices that the bytes are divided among, as fsdp2 does.
+    AdamW keeps two numbers for each parameter, Muon one for each element of a hidden matrix; fsdp2 divides
+    the bytes into `shares`, one a device.
     """
-    total = total_parameters(config)
-    frozen = config.position_rows * config.embedding_width if config.position_embedding == "sinusoidal" else 0
-    trained = total - frozen
-    by_muon = _hidden_matrices(config) if optimizer.name == "muon" else 0
+    total, D, E = total_parameters(config), config.hidden_size, config.embedding_width
+    frozen = config.position_rows * E if config.position_embedding == "sinusoidal" else 0
+    trained, by_muon = total - frozen, 0
+    if optimizer.name == "muon":  # all matrices except embedding tables
+        by_muon = _layer_matrices(config) + (E * D if config.embedding_size else 0)
+        by_muon += D * config.output_width if config.head_transform else 0
     numbers = {"weights": total, "gradients": trained, "optimizer": 2 * trained - by_muon}
     return {part: -(-number // shares) * FLOAT_BYTES for part, number in numbers.items()}
 
@@ -106,23 +107,22 @@ def planned_steps(trainer: BaseTrainerConfig, tokens_per_step: float) -> int | N
 
 
 def print_plan(config: PretrainConfig) -> None:
-    """Print the cost of a run.
-
-    Raises:
-        InputError: the model does not fit the rows or the vocabulary.
-    """
+    """Print the cost of a run; InputError: the model does not fit the rows or the vocabulary."""
     seq_len, trainer = config.data.seq_len, config.trainer
     model = config.model.resolve(_tokenizer_size(config.tokenizer), seq_len)
     slots = prediction_slots(seq_len, config.masking.highest_mask_rate)
     flops = flops_per_token(model, seq_len, slots / seq_len)
     tokens_per_step = trainer.global_batch_size * seq_len
     steps = planned_steps(trainer, tokens_per_step)
-    shares = _shares(trainer)
+    shares: int | None = 1
+    if trainer.strategy == "fsdp2":  # unknown before the start with devices=auto
+        nodes = 1 if trainer.num_nodes == "auto" else trainer.num_nodes
+        shares = None if trainer.devices == "auto" else trainer.devices * nodes
     memory = training_memory(model, config.optimizer, shares or 1)
     divided = "" if shares == 1 else f"1/{shares} of all, "
     if shares is None:
         divided = "undivided; fsdp2 divides it among the devices, "
-    lines: list[tuple[str, str]] = [
+    lines = [
         ("parameters", f"{total_parameters(model):,}"),
         *((f"  {part}", f"{count:,}") for part, count in count_parameters(model).items()),
         ("vocabulary", f"{model.vocab_size:,} rows"),
@@ -142,14 +142,6 @@ def print_plan(config: PretrainConfig) -> None:
         lines.append(("time", f"{trainer.max_time} at most"))
     for name, text in lines:
         print(f"{name:<17}{text}")
-
-
-def _shares(trainer: BaseTrainerConfig) -> int | None:
-    """Return the number of devices that the memory is divided among; None: unknown before the start."""
-    if trainer.strategy != "fsdp2":
-        return 1
-    nodes = 1 if trainer.num_nodes == "auto" else trainer.num_nodes
-    return None if trainer.devices == "auto" else trainer.devices * nodes
 
 
 def _tokenizer_size(config: TokenizerConfig) -> int:
@@ -176,33 +168,10 @@ def _short(number: float) -> str:
     return f"{number:.3g} {units[0]}"
 
 
-def _masked_lm_head(config: ModelConfig) -> int:
-    W, V = config.output_width, _vocab_size(config)
-    transform = (config.hidden_size + config.head_bias) * W + _norm(config, W) if config.head_transform else 0
-    return transform + (0 if config.tie_word_embeddings else V * W) + V
-
-
-def _classifier_head(config: ModelConfig, num_labels: int) -> int:
-    D = config.hidden_size
-    norm = _norm(config, D) if config.pooling in ("cls", "mean") else 0
-    return (D + config.head_bias) * D + norm + (D + 1) * num_labels
-
-
-def _norm(config: ModelConfig, width: int) -> int:
-    return width * (1 + config.norm_bias)
-
-
 def _layer_matrices(config: ModelConfig) -> int:
     """Elements of the matrices in all layers."""
     D, F = config.hidden_size, config.intermediate_size
     return config.num_hidden_layers * (4 * D * D + (3 if config.gated else 2) * D * F)
-
-
-def _hidden_matrices(config: ModelConfig) -> int:
-    """Elements of all matrices except embedding tables."""
-    D, E = config.hidden_size, config.embedding_width
-    projection = E * D if config.embedding_size else 0
-    return _layer_matrices(config) + projection + (D * config.output_width if config.head_transform else 0)
 
 
 def _vocab_size(config: ModelConfig) -> int:

@@ -31,7 +31,7 @@ LAYERS = {
 FILES = sorted((ROOT / "mlm").rglob("*.py"))
 MAX_FILE_LINES = 400
 """A file is read in one sitting."""
-MAX_LINES = 18_695
+MAX_LINES = 17_600
 """Of all files. The goal is 12,500, so that one person can know the project: lower this with every deletion.
 What adds a capability raises it by its own size and says so in CHANGELOG.md."""
 ENGINE = (
@@ -40,13 +40,13 @@ ENGINE = (
 )
 """Files of mlm/training that take the steps of a run, stop it and resume it."""
 CORE = (
-    *("counter.py", "masking.py", "model", "optim"),
+    *("counter.py", "masking.py", "model", "optim.py"),
     *("data/packing.py", "data/sampler.py", "data/collate.py"),
     *(f"training/{name}" for name in ENGINE),
 )
 """What decides a result, below mlm/."""
-MAX_CORE_LINES = 4_450
-"""It can be read in an afternoon; the goal is 4,200."""
+MAX_CORE_LINES = 4_200
+"""It can be read in an afternoon."""
 
 
 def module_of(path: Path) -> str:
@@ -98,7 +98,7 @@ def test_only_training_knows_lightning_and_wandb(path):
     if package_of(module_of(path)) in ("mlm.config", "mlm.plan"):
         assert not used & {"torch", "numpy", "tokenizers", "datasets"}
     # An oracle for the tests, and if it happens to be installed for what is saved; never needed.
-    assert "transformers" not in used or path.name == "parity.py"
+    assert "transformers" not in used or path.name == "saving.py"
 
 
 def num_lines(*paths: Path) -> int:

@@ -16,6 +16,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import mlm
+import mlm.tokenizer as module
 from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.tokenizer import (
@@ -23,13 +24,11 @@ from mlm.tokenizer import (
     SpecialTokens,
     added_pieces,
     encode_documents,
-    encoding,
     load_tokenizer,
     num_ids,
     starts_word,
     tokenizer_digest,
     train_tokenizer,
-    training,
 )
 
 WORDS = (
@@ -158,14 +157,14 @@ def test_training_is_the_same_in_every_process(threads: str) -> None:
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_alphabet_equals_counting_normalised_words(lowercase: bool) -> None:
     texts = [*TEXTS, "İstanbul ǅ ŉ ﬁ Å\u030a \u2028 a\u00adb \ud55c\uad6d a\x00b \t 𝔘 😀", "\u0958 ßẞ ΣΑΣ ǆ"]
-    tokenizer = training._empty_wordpiece(TokenizerConfig(lowercase=lowercase), {})
+    tokenizer = module._wordpiece({}, 200, lowercase=lowercase, strip_accents=lowercase)
     counts: Counter[str] = Counter()
     for text in texts:
         for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
             counts.update(word)
     order = sorted(counts, key=lambda character: (-counts[character], character))
     for limit in (3, 20, 10**6):
-        assert training._alphabet(texts, tokenizer, limit) == sorted(order[:limit])
+        assert module._alphabet(texts, tokenizer, limit) == sorted(order[:limit])
 
 
 @pytest.mark.parametrize("vocab_size", [16, 17, 30, 64, 150, 1000])
@@ -242,9 +241,9 @@ def test_cutting_long_documents_changes_no_token(
     texts = ["", "\n".join(TEXTS), "a  b\n\nc\t d " + WORDS * 4, " ", "old wall " * 50]
     whole = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     for size in (40, 57, 100):
-        monkeypatch.setattr(encoding, "PIECE_CHARACTERS", size)
-        monkeypatch.setattr(encoding, "GROUP_CHARACTERS", 3 * size)
-        assert [piece for text in texts for piece in training.text_pieces(text)] != texts
+        monkeypatch.setattr(module, "PIECE_CHARACTERS", size)
+        monkeypatch.setattr(module, "GROUP_CHARACTERS", 3 * size)
+        assert [piece for text in texts for piece in module.text_pieces(text)] != texts
         assert encode_documents(tokenizer, texts) == whole
 
 
@@ -252,7 +251,7 @@ def test_cutting_long_documents_changes_no_token(
 def test_text_without_spaces_is_safe(config: TokenizerConfig) -> None:
     giant = "abcdefghij" * 100_000
     tokenizer = train_tokenizer([giant, *TEXTS], config)
-    assert max(map(len, tokenizer.get_vocab())) <= training.MAX_WORD_CHARACTERS + 2
+    assert max(map(len, tokenizer.get_vocab())) <= module.MAX_WORD_CHARACTERS + 2
     assert len(encode_documents(tokenizer, [giant])[0]) > 0
 
 
@@ -269,7 +268,7 @@ def test_a_line_of_64_megabytes_without_a_space_fits_in_memory(tmp_path: Path) -
 
 
 def test_long_words_are_cut_up_to_the_limit() -> None:
-    limit = training.MAX_WORD_CHARACTERS
+    limit = module.MAX_WORD_CHARACTERS
     tokenizer = train_tokenizer(["a" * 101, "aa aa"], WORDPIECE)
     unknown = SpecialTokens.from_tokenizer(tokenizer).unk
     fits, too_long = encode_documents(tokenizer, ["a" * limit, "a" * (limit + 1)])
@@ -432,7 +431,7 @@ def test_names_of_special_tokens_are_no_words(tmp_path, word):
     train_tokenizer(["the import of apples"] * 20, TokenizerConfig(vocab_size=120)).save(
         str(tmp_path / "tokenizer.json")
     )
-    with pytest.raises(InputError, match=f"{re.escape(word)} is the name of a special token"):
+    with pytest.raises(InputError, match=f"{re.escape(word)} is a special token"):
         load_tokenizer(tmp_path, words_file(tmp_path, "quokka", word))
 
 
@@ -452,7 +451,7 @@ def test_special_tokens_are_listed_once() -> None:
         nodes = ast.walk(ast.parse(path.read_text()))
         if len({node.value for node in nodes if isinstance(node, ast.Constant)} & {*SPECIAL_TOKENS}) > 1:
             lists.append(path.name)
-    assert lists == ["special.py"]
+    assert lists == ["tokenizer.py"]
 
 
 def test_ids_that_no_token_has_are_counted():

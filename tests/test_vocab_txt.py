@@ -57,7 +57,7 @@ def test_a_folder_with_a_vocabulary_is_a_tokenizer_to_reuse(tmp_path):
 
 
 def test_damage_is_an_error(tmp_path):
-    with pytest.raises(InputError, match=r"vocab\.txt has no \[MASK\]"):
+    with pytest.raises(InputError, match=r"vocab\.txt: has no \[MASK\]"):
         load_tokenizer(write(tmp_path, None, [token for token in TOKENS if token != "[MASK]"]))
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(InputError, match="is damaged"):

@@ -1,13 +1,4 @@
-"""`mlm inspect`: a real training batch as text, before any hour of training is spent.
-
-    {harbour>[MASK]}   predicted, the model sees [MASK]
-    {harbour>letter}   predicted, the model sees another token
-    {harbour}          predicted, the model sees the token itself
-
-The batch is the one that training would take: the same rows, the same masks, at the mask rate of its step.
-
-B rows, S tokens a row.
-"""
+"""`mlm inspect`: the batch that training would take at a step, as text."""
 
 from __future__ import annotations
 
@@ -44,11 +35,7 @@ LEGEND = """{a>[MASK]} hidden, {a>b} replaced by another token, {a} predicted an
 
 
 def inspect(config: InspectConfig) -> None:
-    """Print a batch of training.
-
-    Raises:
-        InputError: a source cannot be read or holds no text, or the disk is full.
-    """
+    """Print a batch of training; InputError: a source cannot be read or holds no text."""
     tokenizer = config.tokenizer
     if config.init is not None:
         tokenizer = replace(tokenizer, path=str(model_folder(config.init)))
@@ -68,9 +55,8 @@ def training_batch(config: InspectConfig, corpus: Corpus) -> tuple[RowBatch, Mas
     total = None
     if config.trainer.max_time is None:
         total = planned_steps(config.trainer, train.tokens_per_row * size)
-    sampler = TrainingSampler(
-        len(train), config.seed, size, size, rows_consumed=config.step * size, parts=train.parts
-    )
+    consumed = config.step * size
+    sampler = TrainingSampler(len(train), config.seed, size, size, rows_consumed=consumed, parts=train.parts)
     drawn = next(iter(sampler))._replace(mask_rate=mask_rate_at(masking, config.step, 0, total))
     rows = MaskedRows(train, build_masking(masking, masking.highest_mask_rate, corpus.tokenizer), config.seed)
     return drawn, rows[drawn]
@@ -90,8 +76,8 @@ def _statistics(config: InspectConfig, corpus: Corpus, drawn: RowBatch, batch: M
     yield f"predicted    {masked:,} of {ordinary:,} ordinary tokens ({rate})"
     if config.masking.final_mask_rate is not None and config.trainer.max_time is not None:
         yield f"{'':13}(the length of a run with a time limit is not known: this is the rate of its start)"
-    kinds = {"[MASK]": batch["num_hidden"], "another token": batch["num_random"]}
-    kinds["unchanged"] = masked - sum(kinds.values())
+    hidden, random = batch["num_hidden"], batch["num_random"]
+    kinds = {"[MASK]": hidden, "another token": random, "unchanged": masked - hidden - random}
     shares = (f"{name} {count:,} ({count / max(masked, 1):.1%})" for name, count in kinds.items())
     yield f"shown as     {', '.join(shares)}"
 
@@ -103,13 +89,7 @@ def _pieces(rows: Rows, row: int) -> Ints:
 
 
 class RowView:
-    """Writes rows of a batch as text.
-
-    Args:
-        rows: where they come from, unmasked.
-        tokenizer: turns ids into text.
-        colours: mark the predicted tokens by colours too.
-    """
+    """Writes rows of a batch as text, the predicted tokens in `colours` too."""
 
     def __init__(self, rows: Rows, tokenizer: Tokenizer, colours: bool = False):
         self.rows, self.tokenizer, self.colours = rows, tokenizer, colours
@@ -127,10 +107,8 @@ class RowView:
         places = set(batch["masked_positions"][number].numpy()[labels >= 0].tolist())
         shown = batch["input_ids"][number].numpy()
         real = int((documents > 0).sum())
-        yield (
-            f"row {number}: number {row:,} in pass {drawn.passes[number]}, {real} of {len(original)} places, "
-            f"{len(places)} predicted"
-        )
+        filled = f"{real} of {len(original)} places, {len(places)} predicted"
+        yield f"row {number}: number {row:,} in pass {drawn.passes[number]}, {filled}"
         begins = self.rows.store.documents.starts
         start = 0
         for piece, begin in enumerate(_pieces(self.rows, row), 1):
@@ -181,16 +159,11 @@ class RowView:
         return text if text and "\ufffd" not in text else str(self.tokenizer.id_to_token(token))
 
 
-def _width(word: str) -> int:
-    """Return the columns that a word takes in a terminal."""
-    return sum(2 if east_asian_width(character) in "WF" else 1 for character in COLOUR.sub("", word))
-
-
 def _filled(indent: str, words: list[str], width: int) -> Iterator[str]:
     """Yield words in lines of at most `width` columns behind an indent."""
     line, used = indent.rstrip(), len(indent) - 1
     for word in words:
-        size = 1 + _width(word)
+        size = 1 + sum(2 if east_asian_width(character) in "WF" else 1 for character in COLOUR.sub("", word))
         if used + size > width and used >= len(indent):
             yield line
             line, used = " " * (len(indent) - 1), len(indent) - 1

@@ -11,33 +11,39 @@ Sizes: N examples, B a batch, C classes (1 for a number).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from torchmetrics import Metric
-from torchmetrics.functional.regression import mean_absolute_error, mean_squared_error, pearson_corrcoef
+from torchmetrics.functional.regression import pearson_corrcoef
 from torchmetrics.utilities import dim_zero_cat
 
+from mlm.config.data import IGNORE_INDEX
 from mlm.config.model import LabelType
+from mlm.data.collate import MaskedBatch, MaskedRows, Rows
+from mlm.data.sampler import ValidationSampler
 from mlm.evaluation.predictor import softmax
+from mlm.masking import Masking
+from mlm.model.heads import MaskedLM
+from mlm.model.loss import summed_cross_entropy
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+VALIDATION_SEED = 20_181_011
+"""Seed of every validation mask, independent of the seed of the run, so that runs can be compared."""
 MAX_AUC_CLASSES = 100
 """With more classes there is no ROC AUC, which ranks all examples once a class."""
 
 
 class LabelledPredictions(Metric):
-    """Gathers the logits of a labelled set over batches and ranks.
-
-    A rank may have no batches at all, and an example may come twice, as a sampler that pads repeats some.
-    """
+    """Gathers logits over batches and ranks; a rank may have no batch, or examples that others have too."""
 
     full_state_update = False
     rows: Any
@@ -67,6 +73,66 @@ class LabelledPredictions(Metric):
         return logits.reshape(len(rows), -1)[first].astype(np.float64)
 
 
+class MaskedLMScores(Metric):
+    """Loss, perplexity and accuracy over masked tokens, summed over batches and ranks in float64.
+
+    On MPS, which has no float64, in float32. `kwargs` are of `torchmetrics.Metric`, such as
+    `sync_on_compute=False` for the batches of one rank alone.
+    """
+
+    full_state_update = False
+    summed_loss: Tensor
+    num_correct: Tensor
+    num_masked: Tensor
+
+    def __init__(self, device: torch.device | str = "cpu", **kwargs: Any):
+        super().__init__(**kwargs)
+        dtype = torch.float32 if torch.device(device).type == "mps" else torch.float64
+        for name in ("summed_loss", "num_correct", "num_masked"):
+            self.add_state(name, torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
+        self.to(device)
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add logits (..., V) and labels (...) int64, IGNORE_INDEX where nothing is predicted."""
+        logits = logits.detach().float()  # a CPU finds the largest of bfloat16 four times slower
+        masked = labels != IGNORE_INDEX
+        self.summed_loss += summed_cross_entropy(logits.flatten(0, -2)[None], labels.flatten()[None])
+        self.num_correct += ((logits.argmax(-1) == labels) & masked).sum()
+        self.num_masked += masked.sum()
+
+    def compute(self) -> dict[str, float]:
+        """Return means over the masked tokens (loss in nats, perplexity, masked_accuracy), and num_masked."""
+        sums = torch.stack([self.summed_loss, self.num_correct, self.num_masked])
+        loss, correct, masked = sums.tolist()
+        loss /= max(masked, 1)
+        perplexity = math.exp(loss) if loss < 700 else math.inf  # exp overflows
+        scores = {"loss": loss, "perplexity": perplexity, "masked_accuracy": correct / max(masked, 1)}
+        return scores | {"num_masked": int(masked)}
+
+
+def frozen_batches(
+    rows: Rows, masking: Masking, batch_size: int, rank: int = 0, world_size: int = 1
+) -> DataLoader[MaskedBatch]:
+    """Return every row of a rank's share once, always with the same masks."""
+    sampler = ValidationSampler(len(rows), batch_size, rank, world_size)
+    return DataLoader(MaskedRows(rows, masking, VALIDATION_SEED), sampler=sampler, batch_size=None)
+
+
+@torch.no_grad()
+def score_batches(
+    model: MaskedLM, batches: Iterable[MaskedBatch], device: torch.device, sync: bool = True
+) -> dict[str, float]:
+    """Return what `MaskedLMScores` computes over batches, for a model on the device, in its current mode.
+
+    `sync` adds the batches of all ranks, each of which then has to call this.
+    """
+    scores = MaskedLMScores(device, sync_on_compute=sync)
+    for batch in batches:
+        inputs = (batch[name].to(device) for name in ("input_ids", "attention_mask", "masked_positions"))
+        scores.update(model(*inputs), batch["labels"].to(device))
+    return scores.compute()
+
+
 def confusion_matrix(labels: Ints, predictions: Ints, num_classes: int) -> Ints:
     """Return how often each label (row) was predicted as each class (column), (C, C); both are (N,) ids."""
     cells = np.bincount(labels * num_classes + predictions, minlength=num_classes**2)
@@ -81,12 +147,7 @@ def predicted(label_type: LabelType, logits: Floats) -> npt.NDArray[Any]:
 
 
 def class_counts(labels: npt.NDArray[Any], logits: Floats) -> Ints:
-    """Return how often each class occurs, is predicted, and is predicted correctly, (C, 3).
-
-    Args:
-        labels: (N,) ids of classes, or (N, C) bool.
-        logits: (N, C).
-    """
+    """Return how often each label, (N,) ids or (N, C) bool, occurs, is predicted, and is right, (C, 3)."""
     if labels.ndim == 2:
         answers = predicted("multilabel", logits)
         return np.stack([labels.sum(0), answers.sum(0), (labels & answers).sum(0)], axis=1)
@@ -145,7 +206,7 @@ def _ranks(values: Floats) -> Floats:
     return (np.cumsum(counts) - (counts - 1) / 2)[place]
 
 
-def roc_auc(labels: Bools, scores: Floats) -> dict[str, float]:
+def _roc_auc(labels: Bools, scores: Floats) -> dict[str, float]:
     """Return the mean over the columns (N, C) of how often a positive example scores above a negative one.
 
     Ties count half. Empty where a column has no positive or no negative example; 0 if a score is not finite.
@@ -164,35 +225,35 @@ def roc_auc(labels: Bools, scores: Floats) -> dict[str, float]:
 def task_metrics(label_type: LabelType, labels: npt.NDArray[Any], logits: Floats) -> dict[str, float]:
     """Return the scores of a model's outputs, the one that ranks epochs first.
 
-    Args:
-        label_type: the kind of labels.
-        labels: (N,) ids of classes, or numbers, or (N, C) bool.
-        logits: (N, C), for numbers (N, 1).
+    Labels are (N,) ids of classes, or numbers, or (N, C) bool; logits are (N, C), for numbers (N, 1).
     """
     if label_type == "multilabel":
         return _set_scores(labels, logits)
     if label_type == "regression":
-        return _number_scores(labels.astype(np.float64), logits[:, 0].astype(np.float64))
+        targets, predictions = labels.astype(np.float64), logits[:, 0].astype(np.float64)
+        errors = predictions - targets
+        return {
+            "pearson": pearson(targets, predictions),
+            "spearman": spearman(targets, predictions),
+            "mae": float(np.abs(errors).mean()),
+            "rmse": float(np.sqrt((errors**2).mean())),
+        }
     counts = class_counts(labels, logits)
     f1 = class_scores(counts)["f1"]
     of_class_1 = {"f1": float(f1[1])} if len(counts) == 2 else {}  # the other class is the background
     seen = counts.any(1)  # the others do not count in the mean, as in scikit-learn
+    area: dict[str, float] = {}
+    if len(counts) == 2:
+        area = _roc_auc(labels[:, None] == 1, logits[:, 1:] - logits[:, :1])
+    elif len(counts) <= MAX_AUC_CLASSES:  # the mean of each class against the rest
+        area = _roc_auc(labels[:, None] == np.arange(len(counts)), softmax(logits))
     return {
         "accuracy": accuracy(counts),
         **of_class_1,
         "matthews_correlation": matthews_correlation(counts),
         "f1_macro": float(f1[seen].mean()) if seen.any() else 0.0,
-        **_class_areas(labels, logits),
+        **area,
     }
-
-
-def _class_areas(labels: Ints, logits: Floats) -> dict[str, float]:
-    """Return the ROC AUC of class 1 of two, or of several the mean of each against the rest."""
-    if logits.shape[1] == 2:
-        return roc_auc(labels[:, None] == 1, logits[:, 1:] - logits[:, :1])
-    if logits.shape[1] > MAX_AUC_CLASSES:
-        return {}
-    return roc_auc(labels[:, None] == np.arange(logits.shape[1]), softmax(logits))
 
 
 def _set_scores(labels: Bools, logits: Floats) -> dict[str, float]:
@@ -208,17 +269,7 @@ def _set_scores(labels: Bools, logits: Floats) -> dict[str, float]:
         "f1_micro": float(2 * right / max(examples + chosen, 1)),
         "f1_macro": float(class_scores(counts)["f1"].mean()),
         "subset_accuracy": float(exact / max(len(labels), 1)),
-        **(roc_auc(labels, logits) if labels.shape[1] <= MAX_AUC_CLASSES else {}),
-    }
-
-
-def _number_scores(targets: Floats, predictions: Floats) -> dict[str, float]:
-    x, y = torch.from_numpy(predictions), torch.from_numpy(targets)
-    return {
-        "pearson": pearson(targets, predictions),
-        "spearman": spearman(targets, predictions),
-        "mae": float(mean_absolute_error(x, y)),
-        "rmse": float(mean_squared_error(x, y, squared=False)),
+        **(_roc_auc(labels, logits) if labels.shape[1] <= MAX_AUC_CLASSES else {}),
     }
 
 
@@ -233,8 +284,7 @@ def counts_of_classes(labels: Sequence[str], ids: npt.NDArray[Any], logits: Floa
 
 def class_table(counts: Mapping[str, Any]) -> list[str]:
     """Return a row for each class of `counts_of_classes`, with F1; no rows if there are no labels."""
-    labels = counts.get("labels", [])
-    if not labels:
+    if not (labels := counts.get("labels")):
         return []
     columns = [list(counts[f"{name}_counts"].values()) for name in ("examples", "predicted", "right")]
     scores = zip(*class_scores(np.array(columns).T).values(), strict=True)

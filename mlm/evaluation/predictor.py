@@ -1,21 +1,19 @@
 """`Predictor`: texts in; labels, vectors or fillings out.
 
-    texts --tokenize, pad (numpy)--> batches --Backend (torch)--> logits, vectors --> labels
-
-Importing this module, reading and tokenizing load no torch.
+Importing this module, reading and tokenizing load no torch, and predicting no torchmetrics.
 
 Sizes: N texts, B a batch, S tokens, M masked positions, C classes (1 for a number), D hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +26,9 @@ from mlm.data.labelled import Examples
 from mlm.launch import command_for
 from mlm.tokenizer import SpecialTokens, load_tokenizer, num_ids
 
+if TYPE_CHECKING:
+    import torch
+
 Floats = npt.NDArray[np.float64]
 Batch = dict[str, npt.NDArray[np.int64]]
 """input_ids, attention_mask and token_type_ids (B, S); for a masked LM also masked_positions (B, M)."""
@@ -35,16 +36,6 @@ Head = Literal["classifier", "encoder", "masked_lm"]
 TextPooling = Literal["mean", "cls"]
 
 log = logging.getLogger(__name__)
-
-
-class Backend(Protocol):
-    """A loaded model: the seam for other runtimes than torch."""
-
-    def logits(self, batch: Batch) -> npt.NDArray[np.float32]:
-        """Return (B, C) of a classifier, or (B, M, V) of a masked LM at `masked_positions`."""
-
-    def hidden(self, batch: Batch, pooling: TextPooling, normalize: bool) -> npt.NDArray[np.float32]:
-        """Return the pooled hidden state of each text, (B, D); pooled here because (B, S, D) is large."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +72,14 @@ class Predictor:
     def __init__(
         self, model: str | Path, device: str = "auto", batch_size: int = 64, max_length: int | None = None
     ) -> None:
-        from mlm.hub.download import model_folder
-        from mlm.hub.pretrained import read_shape
+        from mlm.hub import pretrained
 
         self.device, self.batch_size, self._asked_length = device, batch_size, max_length
-        self.folder = model_folder(model)
-        self.config, self.tokenizer = read_shape(self.folder), load_tokenizer(self.folder)
+        self.folder = pretrained.model_folder(model)
+        self.config, self.tokenizer = pretrained.read_shape(self.folder), load_tokenizer(self.folder)
         self.config.check_fit(num_ids(self.tokenizer), seq_len=1)
         self.max_length = resolve_max_length(self.config, max_length, "max_length")
-        self._loaded: dict[Head, Backend] = {}
+        self._loaded: dict[Head, Any] = {}
 
     def encode(self, examples: Examples) -> EncodedExamples:
         """Tokenize examples (N) and cut them to `max_length`."""
@@ -97,21 +87,16 @@ class Predictor:
 
     def logits(self, examples: EncodedExamples, show_progress: bool = True) -> Floats:
         """Return the logits of the classifier, (N, C); InputError: there is no classifier."""
-        width, task = len(read_classifier(self.folder).labels), "predicting" if show_progress else None
-        compute = self._backend("classifier").logits
-        return run_batches(examples, self.batch_size, compute, width, task).astype(np.float64)
+        model, task = self._model("classifier"), "predicting" if show_progress else None
+        return predict_logits(model, examples, self.batch_size, task)
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Prediction]:
         """Return the label of each text, or of each pair of texts, with probabilities.
 
-        Args:
-            texts: (N).
-            pairs: (N) the second texts; None: single texts.
-
         Raises:
             InputError: the model has no classifier, or needs pairs where there are none or the reverse.
         """
-        classifier = read_classifier(self.folder)
+        classifier = self._model("classifier").classifier_config
         check_pairs(classifier, None if pairs is None else "[...]", "pairs")
         encoded = self.encode(_examples(texts, pairs))
         warn_truncated(encoded.num_truncated, len(encoded), "texts", self.max_length)
@@ -128,22 +113,19 @@ class Predictor:
 
         A sentence-transformers model cuts texts where it was trained to, unless max_length was given.
 
-        Args:
-            texts: (N).
-            pooling: the mean over the tokens of a text, special ones included, or its first token.
-            normalize: scale each vector to length 1.
-            name: of the texts, for the warning about long ones.
+        `pooling` takes the mean over the tokens of a text, special ones included, or its first token;
+        `normalize` scales each vector to length 1; `name` is for the warning about long texts.
         """
-        asked = self._asked_length or _trained_length(self.folder)
+        from mlm.hub import pretrained
+
+        trained = pretrained.read_settings(self.folder, "sentence_bert_config.json").get("max_seq_length")
+        asked = self._asked_length or (trained if isinstance(trained, int) and trained >= 8 else None)
         longest = resolve_max_length(self.config, asked, "max_length")
         encoded = encode_examples(self.tokenizer, _examples(texts), longest)
         warn_truncated(encoded.num_truncated, len(encoded), name, longest)
-        backend = next(iter(self._loaded.values()), None) or self._backend("encoder")
-
-        def compute(batch: Batch) -> npt.NDArray[np.float32]:
-            return backend.hidden(batch, pooling, normalize)
-
-        return run_batches(encoded, self.batch_size, compute, self.config.hidden_size, "embedding")
+        model = next(iter(self._loaded.values()), None) or self._model("encoder")
+        compute = partial(_compute_vectors, model, pooling=pooling, normalize=normalize)
+        return _run_batches(encoded, self.batch_size, compute, self.config.hidden_size, "embedding")
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Candidate]]:
         """Return the `top_k` most likely tokens for each mask token in a text, in order.
@@ -156,13 +138,13 @@ class Predictor:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode_special_tokens = False  # here a literal mask token is meant as one
-        backend, ids = self._backend("masked_lm"), np.array(tokenizer.encode(text).ids)
+        model, ids = self._model("masked_lm"), np.array(tokenizer.encode(text).ids)
         positions = np.flatnonzero(ids == mask)
         if not len(positions):
             raise InputError(f"nothing to fill in {text!r}: write {tokenizer.id_to_token(mask)} for a word")
         if longest is not None and len(ids) > longest:
             raise InputError(f"{text[:40]!r}... has {len(ids)} tokens; the model reads at most {longest}")
-        logits = backend.logits({"input_ids": ids[None], "masked_positions": positions[None]})[0]
+        logits = _compute_logits(model, {"input_ids": ids[None], "masked_positions": positions[None]})[0]
         known = np.array(sorted(tokenizer.get_vocab(with_added_tokens=True).values()))
         shares = softmax(logits.astype(np.float64))
         best = known[np.argsort(-shares[:, known], axis=1, kind="stable")[:, :top_k]]
@@ -171,11 +153,16 @@ class Predictor:
             for tokens, row in zip(best.tolist(), shares, strict=True)
         ]
 
-    def _backend(self, head: Head) -> Backend:
-        from mlm.evaluation.torch_backend import TorchBackend
+    def _model(self, head: Head) -> Any:
+        from mlm.hub import pretrained
 
         if head not in self._loaded:
-            self._loaded[head] = TorchBackend.load(self.folder, head, self.device)
+            loaders: dict[Head, Callable[[Path], Any]] = {
+                "classifier": pretrained.load_classifier,
+                "encoder": pretrained.load_encoder,
+                "masked_lm": partial(pretrained.load_masked_lm, needs_head=True),
+            }
+            self._loaded[head] = loaders[head](self.folder).to(pick_device(self.device))
         return self._loaded[head]
 
 
@@ -185,7 +172,60 @@ def _examples(texts: Sequence[str], pairs: Sequence[str] | None = None) -> Examp
     return Examples(list(texts), None if pairs is None else list(pairs))
 
 
-def run_batches(
+def pick_device(device: str = "auto", rank: int = 0) -> torch.device:
+    """Return a device by its name; auto: a CUDA GPU (by rank where there are several), else MPS, else CPU."""
+    import torch
+
+    if device != "auto":
+        return torch.device(device)
+    if torch.cuda.is_available():
+        return torch.device("cuda", rank % torch.cuda.device_count())
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def arguments(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the forward pass in a batch; token types only if the model has them."""
+    names = ["input_ids", "attention_mask", "masked_positions"]
+    names += ["token_type_ids"] if model.config.type_vocab_size > 1 else []
+    return {name: batch[name] for name in names if name in batch}
+
+
+def _tensors(model: Any, batch: Batch) -> dict[str, torch.Tensor]:
+    import torch
+
+    device = next(model.parameters()).device
+    return {name: torch.from_numpy(values).to(device) for name, values in arguments(model, batch).items()}
+
+
+def _compute_logits(model: Any, batch: Batch) -> npt.NDArray[np.float32]:
+    """Return (B, C) of a classifier, or (B, M, V) of a masked LM at `masked_positions`."""
+    import torch
+
+    with torch.no_grad():
+        return model(**_tensors(model, batch)).float().cpu().numpy()
+
+
+def _compute_vectors(
+    model: Any, batch: Batch, pooling: TextPooling, normalize: bool
+) -> npt.NDArray[np.float32]:
+    """Return the pooled hidden state of each text, (B, D)."""
+    import torch
+
+    from mlm.model.heads import pool
+
+    inputs, encoder = _tensors(model, batch), getattr(model, "encoder", model)
+    with torch.no_grad():
+        pooled = pool(encoder(**inputs), inputs["attention_mask"], pooling).float()
+        return (torch.nn.functional.normalize(pooled, dim=-1) if normalize else pooled).cpu().numpy()
+
+
+def predict_logits(model: Any, examples: EncodedExamples, batch_size: int, task: str | None = None) -> Floats:
+    """Return the logits of all examples in their order, (N, C), in the current mode of a classifier."""
+    compute, width = partial(_compute_logits, model), model.classifier.out_features
+    return _run_batches(examples, batch_size, compute, width, task).astype(np.float64)
+
+
+def _run_batches(
     examples: EncodedExamples,
     batch_size: int,
     compute: Callable[[Batch], npt.NDArray[np.float32]],
@@ -194,12 +234,7 @@ def run_batches(
 ) -> npt.NDArray[np.float32]:
     """Return the outputs of `compute`, (B, width) a batch, for all examples in their order, (N, width).
 
-    Args:
-        examples: (N).
-        batch_size: most examples a batch; similar lengths go together.
-        compute: the model.
-        width: of its outputs.
-        task: title of a progress bar; None: no bar.
+    Examples of similar lengths go together. `task` is the title of a progress bar; None: no bar.
     """
     outputs = np.zeros((len(examples), width), np.float32)
     with progress_bar(task, "text", total=len(examples)) as bar:
@@ -216,20 +251,8 @@ def progress_bar(task: str | None, unit: str, **options: Any) -> tqdm:
     return tqdm(desc=task, unit=unit, dynamic_ncols=True, **options)
 
 
-def read_classifier(folder: Path) -> ClassifierConfig:
-    """Read the configuration of a classifier; InputError: the folder holds none."""
-    from mlm.hub.pretrained import load_classifier, read_classifier_config
-
-    # Loading refuses a folder without a classifier, and names what it holds instead.
-    return read_classifier_config(folder) or load_classifier(folder).classifier_config
-
-
 def check_pairs(classifier: ClassifierConfig, second: str | None, key: str = "text_pair_column") -> None:
-    """Check that a model gets as many texts as it was trained on.
-
-    Raises:
-        InputError: `key` gives no `second` text to a model of pairs, or one to a model of single texts.
-    """
+    """Refuse a `second` text, set by `key`, for a model of single texts, and its lack for one of pairs."""
     hint = "leaves a text out: the model was trained on pairs; give the second text of each"
     require(second is not None or not classifier.text_pairs, key, "null", hint)
     hint = "is one too many: the model was trained on single texts"
@@ -237,18 +260,12 @@ def check_pairs(classifier: ClassifierConfig, second: str | None, key: str = "te
 
 
 def resolve_max_length(model: ModelConfig, asked: int | None, key: str) -> int | None:
-    """Return the most tokens of an example: the number asked for, else all that the model reads.
-
-    Raises:
-        InputError: more is asked for than the model reads.
-    """
+    """Return the most tokens of an example: as asked, but refuse more than the model reads; or all those."""
     longest = model.max_position_embeddings
-    if asked is not None and longest is not None and asked > longest:
-        longer = f"leave it out, or make a model of longer rows: {command_for('train.py')} --branch RUN "
-        longer += f"--data.seq_len {asked}"
-        raise InputError(
-            f"{key}={asked} is longer than the model's max_position_embeddings={longest}; {longer}"
-        )
+    if asked is not None and longest is not None:
+        longer = f"make a longer one: {command_for('train.py')} --branch RUN --data.seq_len {asked}"
+        hint = f"is longer than the model's max_position_embeddings={longest}; leave it out, or {longer}"
+        require(asked <= longest, key, asked, hint)
     return asked or longest
 
 
@@ -256,19 +273,6 @@ def warn_truncated(number: int, total: int, name: str, longest: int | None) -> N
     """Log how many of all examples were too long, if any."""
     if number:
         log.warning("%s: %.1f %% of the examples are cut to %s tokens", name, 100 * number / total, longest)
-
-
-def _trained_length(folder: Path) -> int | None:
-    """Return where a sentence-transformers model cuts texts, in tokens; None: it is not such a model."""
-    path = folder / "sentence_bert_config.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise InputError(f"{path} is damaged: {error}; remove it to read as far as the model does") from None
-    longest = found.get("max_seq_length") if isinstance(found, dict) else None
-    return longest if isinstance(longest, int) and longest >= 8 else None
 
 
 def decide(logits: Floats, classifier: ClassifierConfig) -> tuple[list[Any], Floats]:

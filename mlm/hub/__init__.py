@@ -1,21 +1,17 @@
 """Models on disk, in folders that Hugging Face's stock classes read whenever they have the architecture."""
 
-from mlm.hub.card import model_card
-from mlm.hub.download import resolve_model
-from mlm.hub.families import architecture_of
-from mlm.hub.parity import CheckRows
-from mlm.hub.pretrained import load_classifier, load_encoder, load_masked_lm, load_pretrained, save_pretrained
-from mlm.hub.tokenizer_config import longest_row
+from mlm.hub.download import pinned_name, resolve_model
+from mlm.hub.pretrained import load_classifier, load_encoder, load_masked_lm, load_pretrained
+from mlm.hub.saving import longest_row, model_card, save_pretrained
 
 __all__ = [
-    "CheckRows",
-    "architecture_of",
     "load_classifier",
     "load_encoder",
     "load_masked_lm",
     "load_pretrained",
     "longest_row",
     "model_card",
+    "pinned_name",
     "resolve_model",
     "save_pretrained",
 ]

@@ -8,16 +8,10 @@ from pathlib import Path
 from mlm.config.errors import InputError
 from mlm.startup.checks import is_hub_name
 
-DESCRIPTION = [
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.txt",
-    "sentence_bert_config.json",
-]
+FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "sentence_bert_config.json"]
 SAFE = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
 PICKLED = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
-"""Downloaded only if there is nothing safer; `weights.py` opens them without running anything."""
+"""Downloaded only if there is nothing safer; `read_tensors` opens them without running anything."""
 TIMEOUT_SECONDS = 5.0
 """How long to wait for the hub's first answer."""
 
@@ -27,19 +21,17 @@ def model_folder(name: str | Path) -> Path:
     return resolve_model(name)[0]
 
 
+def pinned_name(name: str | Path) -> str | None:
+    """Return OWNER/NAME@COMMIT of a model of the hub, for the records of a run; None: a local folder."""
+    commit = resolve_model(name)[1]
+    return commit and f"{str(name).partition('@')[0]}@{commit}"
+
+
 def resolve_model(name: str | Path) -> tuple[Path, str | None]:
-    """Return the folder of a model, and the commit of the hub's repository that it holds.
+    """Return the folder of a model, and the commit of the hub's repository that it holds; None: a local one.
 
-    OWNER/NAME or OWNER/NAME@REVISION is downloaded, once in a process: later calls give the same commit.
-
-    Args:
-        name: a folder, or a name as `is_hub_name` knows it; REVISION is a branch, a tag or a commit.
-
-    Returns:
-        The folder and the commit, None for a local folder.
-
-    Raises:
-        InputError: the hub has no such model, or cannot be reached and its cache does not have it.
+    OWNER/NAME or OWNER/NAME@REVISION (a branch, a tag or a commit) is downloaded, once in a process: later
+    calls give the same commit. InputError: neither the hub nor its cache has it.
     """
     if not is_hub_name(str(name)):
         return Path(name), None
@@ -49,13 +41,14 @@ def resolve_model(name: str | Path) -> tuple[Path, str | None]:
 
 @functools.cache
 def _download(name: str) -> Path:
-    from huggingface_hub import errors
+    from huggingface_hub import errors, snapshot_download
 
     model, _, revision = name.partition("@")
+    fetch = functools.partial(snapshot_download, model, etag_timeout=TIMEOUT_SECONDS)
     try:
-        folder = _snapshot(model, revision or None, SAFE)
+        folder = Path(fetch(revision=revision or None, allow_patterns=FILES + SAFE))
         if not any((folder / file).exists() for file in SAFE[:2]):
-            folder = _snapshot(model, folder.name, PICKLED)
+            fetch(revision=folder.name, allow_patterns=FILES + PICKLED)
         return folder
     except errors.GatedRepoError:
         reason = "its owners restrict access: accept their terms on its page, then `hf auth login`"
@@ -66,13 +59,3 @@ def _download(name: str) -> Path:
     except Exception as error:  # the library and its dependencies raise many kinds
         reason = f"the hub cannot be reached and nothing is in its cache ({type(error).__name__})"
     raise InputError(f"{name} is not a folder here, and {reason}")
-
-
-def _snapshot(model: str, revision: str | None, weights: list[str]) -> Path:
-    from huggingface_hub import snapshot_download
-
-    patterns = [*DESCRIPTION, *weights]
-    folder = snapshot_download(
-        model, revision=revision, allow_patterns=patterns, etag_timeout=TIMEOUT_SECONDS
-    )
-    return Path(folder)

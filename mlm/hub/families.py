@@ -107,16 +107,14 @@ def _positions_of_roberta(written: Json) -> Json:
     }
 
 
-ROBERTA = Family(
+ROBERTA = replace(
+    BERT,
     model_type="roberta",
     architecture="RobertaForMaskedLM",
     classifier="RobertaForSequenceClassification",
-    assumed=_assumed_by_bert,
     fixed={**BERT.fixed, "position_offset": range(1, sys.maxsize)},
     unused=[*BERT.unused, "position_offset", "max_position_embeddings"],
     derived=_positions_of_roberta,
-    paths=BERT.paths,
-    values=BERT.values,
     constants={
         **BERT.constants,
         "max_position_embeddings": lambda config: config.position_rows,
@@ -132,9 +130,7 @@ ROBERTA = Family(
         "classifier": "classifier.out_proj",
     },
     untied_copies={"lm_head.bias": "lm_head.decoder.bias"},
-    poolings=("cls_tanh",),
     positions_follow_padding=True,
-    dropout_path="hidden_dropout_prob",
     ignored=r"roberta\.pooler|roberta\.embeddings\.position_ids|lm_head|classifier|qa_",
 )
 
@@ -147,24 +143,19 @@ XLM_ROBERTA = replace(
 """The same classes under other names; such a model is written as RoBERTa."""
 
 
-def _assumed_by_distilbert(written: Json) -> Json:
-    return {
-        "activation": "gelu",
-        "dropout": 0.1,
-        "attention_dropout": 0.1,
-        "embedding_dropout": written.get("dropout", 0.1),
-        "initializer_range": 0.02,
-        "tie_word_embeddings": True,
-        "position_embedding": "learned",
-        "pooling": "cls_relu",
-    }
-
-
 DISTILBERT = Family(
     model_type="distilbert",
     architecture="DistilBertForMaskedLM",
     classifier="DistilBertForSequenceClassification",
-    assumed=_assumed_by_distilbert,
+    assumed=lambda written: (
+        _assumed_by_bert(written)
+        | {
+            **dict.fromkeys(("dropout", "attention_dropout"), 0.1),
+            "activation": "gelu",
+            "pooling": "cls_relu",
+        }
+        | {"embedding_dropout": written.get("dropout", 0.1)}
+    ),
     fixed={**BERT.fixed, "norm_eps": [1e-12], "type_vocab_size": [0]},
     unused=BERT.unused,
     paths={
@@ -175,10 +166,8 @@ DISTILBERT = Family(
         "hidden_dropout": ["dropout"],
     },
     values=BERT.values,
-    modules={
-        "encoder.embeddings.token": "distilbert.embeddings.word_embeddings",
-        "encoder.embeddings.position": "distilbert.embeddings.position_embeddings",
-        "encoder.embeddings.norm": "distilbert.embeddings.LayerNorm",
+    modules=_like_bert("distilbert")
+    | {
         "encoder.layers.N.attention.query_key_value": [
             f"distilbert.transformer.layer.N.attention.{part}" for part in ("q_lin", "k_lin", "v_lin")
         ],
@@ -198,20 +187,16 @@ DISTILBERT = Family(
     ignored=r"vocab_|pre_classifier|classifier|qa_|distilbert\.embeddings\.position_ids",
 )
 
-
-ELECTRA = Family(
+ELECTRA = replace(
+    BERT,
     model_type="electra",
     architecture="ElectraForMaskedLM",
     classifier="ElectraForSequenceClassification",
     assumed=lambda written: _assumed_by_bert(written) | {"pooling": "cls_gelu"},
-    fixed={
-        **{name: allowed for name, allowed in BERT.fixed.items() if name != "embedding_size"},
-        "activation": ["gelu"],
-    },
+    fixed={name: allowed for name, allowed in BERT.fixed.items() if name != "embedding_size"}
+    | {"activation": ["gelu"]},
     unused=[*BERT.unused, "embedding_size"],
     derived=lambda written: {"embedding_size": whole_number(written, "embedding_size", 128)},
-    paths=BERT.paths,
-    values=BERT.values,
     constants={
         **BERT.constants,
         "hidden_act": "gelu",
@@ -228,11 +213,9 @@ ELECTRA = Family(
         "classifier": "classifier.out_proj",
     },
     poolings=("cls_gelu",),
-    dropout_path="hidden_dropout_prob",
     ignored=r"discriminator_|generator_|electra\.embeddings\.position_ids|classifier|qa_|sequence_summary",
 )
 """Published models are mostly discriminators: without a masked-LM head."""
-
 
 FULL, LOCAL = "full_attention", "sliding_attention"
 GATES = {"geglu": "gelu", "swiglu": "silu"}
@@ -341,9 +324,7 @@ def architecture_of(config: ModelConfig, classifier: ClassifierConfig | None = N
 
 def missing_counterparts(config: ModelConfig, classifier: ClassifierConfig | None = None) -> str:
     """Return the reason, as a message, why the closest stock family cannot represent a model."""
-    faults, closest = min(
-        ((family.unrepresented(config, classifier), family) for family in FAMILIES[:-1]),
-        key=lambda pair: len(pair[0]),
-    )
+    closest = min(FAMILIES[:-1], key=lambda family: len(family.unrepresented(config, classifier)))
+    faults = closest.unrepresented(config, classifier)
     name = closest.classifier if classifier else closest.architecture
     return f"{name} has no counterpart for {', '.join(f'model.{fault}' for fault in faults)}"

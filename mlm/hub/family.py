@@ -13,16 +13,10 @@ from dataclasses import asdict, dataclass, field
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from torch import Tensor
-
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, LabelType, ModelConfig, Pooling
 
 Json = dict[str, Any]
-
-TOKEN_IDS = {f"{name}_token_id": name for name in ("pad", "cls", "sep", "mask")}
-TOKEN_IDS |= {"bos_token_id": "cls", "eos_token_id": "sep"}  # without these, ModernBERT's are out of range
-"""Fields of config.json for token ids, and the fields of `SpecialTokens` that they repeat."""
 
 PROBLEM_TYPES: dict[LabelType, str] = {
     "classification": "single_label_classification",
@@ -80,8 +74,8 @@ class Family:
         wrong_pooling = classifier is not None and config.pooling not in self.poolings
         return faults + [f"pooling={config.pooling}"] * wrong_pooling
 
-    def write_config(self, config: ModelConfig) -> Json:
-        """Return config.json for `config`, without token ids."""
+    def write_config(self, config: ModelConfig, classifier: ClassifierConfig | None = None) -> Json:
+        """Return config.json, without token ids."""
         result: Json = {"model_type": self.model_type, "architectures": [self.architecture]}
         for path, value in self._constants(config).items():
             _set(result, path, value)
@@ -89,14 +83,20 @@ class Family:
             ours = getattr(config, name)
             for path in paths:
                 _set(result, path, self.values[name][ours] if name in self.values else ours)
+        if classifier:
+            result |= {
+                "architectures": [self.classifier],
+                "problem_type": PROBLEM_TYPES[classifier.label_type],
+                "id2label": {str(number): label for number, label in enumerate(classifier.labels)},
+                "label2id": {label: number for number, label in enumerate(classifier.labels)},
+                "classifier_dropout": classifier.dropout,
+            }
+            if classifier.text_pairs is not None:  # ours alone: other readers ignore it
+                result["text_pairs"] = classifier.text_pairs
         return result
 
     def read_config(self, written: Json) -> ModelConfig:
-        """Return our configuration for the content of a config.json.
-
-        Raises:
-            InputError: we cannot compute that model.
-        """
+        """Return our configuration for the content of a config.json; InputError: we cannot compute it."""
         assumed = self.assumed(written)
         values = {name: allowed[0] for name, allowed in self.fixed.items()}
         for name, (path, *_) in self._written().items():
@@ -119,25 +119,8 @@ class Family:
         named = written.get("architectures")
         return isinstance(named, list) and self.classifier in named
 
-    def write_classifier(self, classifier: ClassifierConfig) -> Json:
-        """Return the entries of config.json for the head of a classifier."""
-        result = {
-            "architectures": [self.classifier],
-            "problem_type": PROBLEM_TYPES[classifier.label_type],
-            "id2label": {str(number): label for number, label in enumerate(classifier.labels)},
-            "label2id": {label: number for number, label in enumerate(classifier.labels)},
-            "classifier_dropout": classifier.dropout,
-        }
-        if classifier.text_pairs is not None:  # ours alone: other readers ignore it
-            result["text_pairs"] = classifier.text_pairs
-        return result
-
     def read_classifier(self, written: Json) -> ClassifierConfig:
-        """Return the head that the content of a config.json describes.
-
-        Raises:
-            InputError: we cannot compute that head.
-        """
+        """Return the head that the content of a config.json describes; InputError: we cannot compute it."""
         number = whole_number(written, "num_labels", 2)
         names = written.get("id2label") or {str(label): f"LABEL_{label}" for label in range(number)}
         if not isinstance(names, dict):
@@ -154,25 +137,13 @@ class Family:
         if dropout is None:
             dropout = written.get(self.dropout_path, 0.0)
         _check_kind("classifier_dropout", dropout, float)
-        pairs = written.get("text_pairs")
-        return ClassifierConfig(
-            tuple(map(str, labels)), types[problem], dropout, pairs if isinstance(pairs, bool) else None
-        )
+        pairs = written["text_pairs"] if isinstance(written.get("text_pairs"), bool) else None
+        return ClassifierConfig(tuple(map(str, labels)), types[problem], dropout, pairs)
 
-    def without(self, tensors: dict[str, Tensor], *modules: str) -> dict[str, Tensor]:
-        """Return the weights of a file without those of some modules of ours."""
-        names = {theirs for module in modules for theirs in self._names_of_module(module)}
-        return {name: tensor for name, tensor in tensors.items() if name not in names}
-
-    def with_classes(self, tensors: dict[str, Tensor], order: list[int] | None) -> dict[str, Tensor]:
-        """Return the weights of a file with its last layer's rows in another order; None: without it."""
-        if order is None:
-            return self.without(tensors, "classifier")
-        last = [name for name in self._names_of_module("classifier") if name in tensors]
-        return tensors | {name: tensors[name][order] for name in last if len(tensors[name]) == len(order)}
-
-    def _names_of_module(self, module: str) -> list[str]:
-        return [name for leaf in ("weight", "bias") for name in self.their_names(f"{module}.{leaf}")]
+    def names_of(self, *modules: str) -> set[str]:
+        """Return the names in a file of the weights of some modules of ours."""
+        ours = [f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias")]
+        return {theirs for name in ours for theirs in self.their_names(name)}
 
     def their_names(self, name: str) -> list[str]:
         """Return the names in a file of the weights that our weight `name` is stacked from."""
@@ -192,10 +163,6 @@ class Family:
         for old, new in self.renamed.items():
             result = {name: current.replace(old, new) for name, current in result.items()}
         return result
-
-    def is_needless(self, name: str) -> bool:
-        """Return whether a current name belongs to another head of the family."""
-        return re.match(self.ignored, name) is not None
 
     def _constants(self, config: ModelConfig) -> Json:
         return {path: value(config) if callable(value) else value for path, value in self.constants.items()}
@@ -232,11 +199,7 @@ def _check_kind(path: str, found: Any, hint: Any) -> None:
 
 
 def whole_number(written: Json, path: str, default: int) -> int:
-    """Return the whole number, from 0 on, at a path of config.json.
-
-    Raises:
-        InputError: the value is something else.
-    """
+    """Return the whole number, from 0 on, at a path of config.json; InputError: it is something else."""
     found = written.get(path, default)
     if type(found) is not int or found < 0:
         raise InputError(f"{path}={found!r} must be a whole number from 0 on")
@@ -263,7 +226,6 @@ def _difference(path: str, found: Any, expected: Any) -> list[str]:
     if isinstance(found, list) and isinstance(expected, list):
         if len(found) != len(expected):
             return [f"{path} of {len(found)} entries (only {len(expected)})"]
-        pairs = zip(found, expected, strict=True)
-        places = (_difference(f"{path}[{index}]", *pair) for index, pair in enumerate(pairs))
-        return next(filter(None, places), [])
+        places = [f"{path}[{index}]" for index in range(len(found))]
+        return next(filter(None, map(_difference, places, found, expected)), [])
     return [] if found in (None, expected) else [f"{path}={found} (only {expected})"]

@@ -1,8 +1,6 @@
-"""Read and write model folders that the stock Hugging Face classes read too.
+"""Read model folders: ours, and those that transformers saved for a family of `FAMILIES`.
 
-- written as the first family that can represent the model (`families.py`), else with a `model_type` of ours
-- written beside the final place, read back, compared with the model in memory, then renamed
-- reading never runs code from a folder
+Reading never runs code from a folder.
 """
 
 from __future__ import annotations
@@ -10,35 +8,32 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
+import pickle
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import save
-from tokenizers import Tokenizer
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, ModelConfig, Pooling
-from mlm.files import recover, replacing
+from mlm.files import shorten
 from mlm.hub.download import model_folder
-from mlm.hub.families import FAMILIES, OWN, architecture_of, family_of, missing_counterparts
-from mlm.hub.family import TOKEN_IDS, Family, Json
-from mlm.hub.parity import CheckRows, check_written, random_row
-from mlm.hub.tokenizer_config import TOKENIZER_CONFIG, describe_tokenizer
-from mlm.hub.weights import WEIGHTS, check_numbers, read_tensors, shorten_names
-from mlm.model import UNUSED_ID_BIAS, Encoder, MaskedLM, SequenceClassifier, init_weights
+from mlm.hub.families import FAMILIES
+from mlm.hub.family import Family, Json
+from mlm.model import Encoder, MaskedLM, SequenceClassifier, init_weights
 from mlm.plan import count_parameters
-from mlm.tokenizer import SpecialTokens, num_ids
 
-CONFIG, TOKENIZER, CARD = "config.json", "tokenizer.json", "README.md"
-FILES = {CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, CARD}
-"""All files of a folder that we write."""
-POSITIONS = "encoder.embeddings.position.weight"
+CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
+INDEX = ".index.json"
+"""Suffix of the file that names the parts, if the weights are in several files."""
+UNTRAINED = "%s has no %s: initialised randomly, train before use"
 Model = TypeVar("Model", MaskedLM, SequenceClassifier)
 log = logging.getLogger(__name__)
 
@@ -49,25 +44,17 @@ def load_pretrained(folder: str | Path) -> MaskedLM | SequenceClassifier:
 
 
 def load_masked_lm(folder: str | Path, needs_head: bool = False) -> MaskedLM:
-    """Read a model folder: one of ours, or one that transformers saved for a family of `FAMILIES`.
+    """Return the model of a folder or of the hub in float32, on the CPU, in evaluation mode.
 
-    A missing masked-LM head is initialised randomly, with a warning; heads of other tasks are left out.
-
-    Args:
-        folder: the model, or its name on the hub, see `resolve_model`.
-        needs_head: refuse a model without a complete masked-LM head.
-
-    Returns:
-        The model in float32, on the CPU, in evaluation mode: call `.train()` before training it.
-
-    Raises:
-        InputError: a file is missing, damaged, unsafe to open, or does not fit its config.json.
+    A missing masked-LM head is initialised randomly, with a warning; `needs_head` refuses such a model.
+    InputError: a file is missing, damaged, unsafe to open, or does not fit its config.json.
     """
     folder = model_folder(folder)
     model, missing = _masked_lm(folder)
     if missing and needs_head:
-        raise InputError(f"{folder} was not trained to fill masks: it has no {shorten_names(missing)}")
-    _warn_of_missing(folder, missing)
+        raise InputError(f"{folder} was not trained to fill masks: it has no {shorten(missing, 4)}")
+    if missing:
+        log.warning(UNTRAINED, folder, shorten(missing, 4))
     return model
 
 
@@ -81,8 +68,12 @@ def _masked_lm(folder: Path) -> tuple[MaskedLM, list[str]]:
     family, config, written = _read_config(folder)
     tensors = _read_weights(folder, family, config)
     if family.is_classifier(written) and config.output_width != config.hidden_size:
-        tensors = family.without(tensors, "head.dense", "head.norm")  # of the pooler, which is wider
+        tensors = _without(tensors, family.names_of("head.dense", "head.norm"))  # the wider pooler's
     return _build(lambda: MaskedLM(config), family, tensors, folder)
+
+
+def _without(tensors: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name not in names}
 
 
 def load_classifier(
@@ -90,45 +81,36 @@ def load_classifier(
 ) -> SequenceClassifier:
     """Read a classifier, or put a new head on the encoder of any model folder.
 
-    Args:
-        folder: as in `load_masked_lm`.
-        new: the head to train. It starts from what the folder has: the pooler (ModernBERT: the transform of
-            the masked-LM head), and the last layer if it has the same labels in any order; the rest is
-            initialised randomly. None: the head that config.json names.
-        pooling: pooling of the new head; None: as in config.json.
-
-    Returns:
-        The model in float32, on the CPU, in evaluation mode.
-
-    Raises:
-        InputError: as in `load_masked_lm`, or the folder holds no classifier and `new` is None.
+    A `new` head starts from what the folder has: the pooler (ModernBERT: the transform of the masked-LM
+    head), and the last layer if it has the same labels in any order; the rest is initialised randomly.
+    `pooling` is that of a new head; None: as in config.json. Returns and raises as `load_masked_lm` does.
     """
     folder = model_folder(folder)
     family, config, written = _read_config(folder)
-    is_classifier = family.is_classifier(written)
-    if new is None and not is_classifier:
-        found = ", ".join(map(str, written.get("architectures") or ["an encoder"]))
-        raise InputError(f"{folder} holds no classifier but {found}; mlm finetune makes one of it")
     own: ClassifierConfig | None = None
     with contextlib.suppress(*[InputError] if new else []):
-        own = read_classifier_config(folder)
+        own = read_classifier(folder)
     head = new or own
     assert head, "one of the two exists"
     tensors = _read_weights(folder, family, config)
     # the transform of a masked-LM head may be narrower than the pooler, and layers of another pooling differ
-    is_narrow = not is_classifier and config.output_width != config.hidden_size
+    is_narrow = not family.is_classifier(written) and config.output_width != config.hidden_size
     if is_narrow or pooling not in (None, config.pooling):
-        tensors = family.without(tensors, "pooler.dense", "pooler.norm")
+        tensors = _without(tensors, family.names_of("pooler.dense", "pooler.norm"))
         config = replace(config, pooling=pooling or config.pooling)
     order = own.order_of(head.labels) if own and own.label_type == head.label_type else None
-    tensors = family.with_classes(tensors, order)
+    last = family.names_of("classifier") & tensors.keys()
+    if order is None:
+        tensors = _without(tensors, last)
+    else:
+        tensors |= {name: tensors[name][order] for name in last if len(tensors[name]) == len(order)}
     if order is None and own and len(own.labels) == len(head.labels) > 1 and own.labels[0] == "LABEL_0":
         log.warning("%s does not name its classes; its last layer is left out: give it id2label", folder)
     model, missing = _build(lambda: SequenceClassifier(config, head), family, tensors, folder)
-    if new is None:
-        _warn_of_missing(folder, missing)
+    if missing and new is None:
+        log.warning(UNTRAINED, folder, shorten(missing, 4))
     elif missing:
-        log.info("new in the head: %s", shorten_names(missing))
+        log.info("new in the head: %s", shorten(missing, 4))
     return model
 
 
@@ -138,16 +120,15 @@ def holds_classifier(folder: str | Path) -> bool:
     return family.is_classifier(written)
 
 
-def read_classifier_config(folder: str | Path) -> ClassifierConfig | None:
-    """Return the head that config.json of a model folder describes; None: it names no classifier.
-
-    Raises:
-        InputError: the head is of a kind that we cannot compute.
-    """
+def read_classifier(folder: str | Path) -> ClassifierConfig:
+    """Return the head that config.json describes; InputError: it names none, or one we cannot compute."""
     folder = model_folder(folder)
     family, _, written = _read_config(folder)
+    if not family.is_classifier(written):
+        found = ", ".join(map(str, written.get("architectures") or ["an encoder"]))
+        raise InputError(f"{folder} holds no classifier but {found}; mlm finetune makes one of it")
     with _errors_of(folder / CONFIG):
-        return family.read_classifier(written) if family.is_classifier(written) else None
+        return family.read_classifier(written)
 
 
 def read_shape(folder: str | Path) -> ModelConfig:
@@ -155,67 +136,16 @@ def read_shape(folder: str | Path) -> ModelConfig:
     return _read_config(model_folder(folder))[1]
 
 
-def save_pretrained(
-    folder: str | Path,
-    model: MaskedLM | SequenceClassifier,
-    tokenizer: Tokenizer,
-    model_max_length: int,
-    card: str,
-    rows: CheckRows | None = None,
-    start: str | Path | None = None,
-) -> Path:
-    """Write a model folder, completely or not at all; an existing model folder is replaced.
-
-    The masked-LM head rules out ids beyond the tokenizer, which only pad the tables, by its output bias.
-
-    Args:
-        folder: the folder to write, which no other process may write at the same time.
-        model: on any device, in any mode; not changed.
-        tokenizer: the one the model was trained with.
-        model_max_length: longest row in tokens.
-        card: content of README.md; the result of the check is appended.
-        rows: real text to compare the logits for; None: one row of random tokens.
-        start: the model folder that training started from; the settings of its tokenizer are kept.
-
-    Returns:
-        `folder`.
-
-    Raises:
-        InputError: the tokenizer is larger than the model's tables, the logits are not finite, `folder` holds
-            other files, the disk is full (DiskError), or a reader computes other logits (`parity.py`).
-    """
-    folder = Path(folder)
-    longest = model.config.max_position_embeddings or model_max_length
-    config = replace(model.config, max_position_embeddings=longest)
-    classifier = model.classifier_config if isinstance(model, SequenceClassifier) else None
-    family, special = family_of(config, classifier), SpecialTokens.from_tokenizer(tokenizer)
-    num_tokens, size = num_ids(tokenizer), model.encoder.embeddings.token.num_embeddings
-    if num_tokens > size:
-        raise InputError(f"the tokenizer has {num_tokens} entries, more than the model's vocab_size={size}")
-    if family.positions_follow_padding:
-        config = replace(config, position_offset=special.pad + 1)
-    if family is OWN:
-        reason = missing_counterparts(config, classifier)
-        log.warning("%s: only mlm reads this model, because %s", folder, reason)
-    recover(folder)
-    _check_place(folder)
-    described = family.write_config(config) | (family.write_classifier(classifier) if classifier else {})
-    described |= {path: getattr(special, token) for path, token in TOKEN_IDS.items()}
-    settings = describe_tokenizer(tokenizer, config, model_max_length, start)
-    with replacing(folder, "place") as part:
-        part.mkdir(parents=True)
-        _write_json(part / CONFIG, described)
-        tensors = _their_tensors(family, model, num_tokens, config.position_offset)
-        (part / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
-        (part / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-        _write_json(part / TOKENIZER_CONFIG, settings)
-        on = "real text" if rows else "random tokens"
-        rows = rows or random_row(num_tokens, min(longest, 64), special.pad)
-        stock = None if family is OWN else architecture_of(config, classifier)
-        found = check_written(part, model, load_pretrained(part), stock, rows, num_tokens)
-        check = f"Read back after writing, on {rows['input_ids'].shape[0]} rows of {on}: {found}."
-        (part / CARD).write_text(f"{card.rstrip()}\n\n{check}\n", encoding="utf-8")
-    return folder
+def read_settings(folder: str | Path, name: str) -> Json:
+    """Return a JSON file of a model folder, empty if there is none; InputError: it is damaged."""
+    path = model_folder(folder) / name
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: {error}") from None
+    return written if isinstance(written, dict) else {}
 
 
 @contextlib.contextmanager
@@ -247,22 +177,16 @@ def _read_config(folder: Path) -> tuple[Family, ModelConfig, Json]:
 
 
 def _read_weights(folder: Path, family: Family, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the weights of a folder by their current names in the family.
-
-    Raises:
-        InputError: two have the same name, or config.json describes far more than the weights hold.
-    """
+    """Return the weights of a folder by their current names in the family."""
     written = read_tensors(folder)
     parts = count_parameters(config)
     described, held = sum(parts.values()) - parts["head"], sum(tensor.numel() for tensor in written.values())
     if described > 2 * held:  # if less is missing, `_our_tensors` can name it
-        raise InputError(
-            f"{folder / CONFIG} describes an encoder of {described:,} parameters; the weights beside it are "
-            f"{held:,} numbers"
-        )
+        place = f"{folder / CONFIG} describes an encoder of {described:,} parameters"
+        raise InputError(f"{place}; the weights beside it are {held:,} numbers")
     names = family.current_names(written)
     if twice := sorted(name for name, times in Counter(names.values()).items() if times > 1):
-        raise InputError(f"{folder} has an old and a new name for the same weights: {shorten_names(twice)}")
+        raise InputError(f"{folder} has an old and a new name for the same weights: {shorten(twice, 4)}")
     return {new: written[old] for old, new in names.items()}
 
 
@@ -300,50 +224,75 @@ def _our_tensors(
         shapes = {source: tuple(tensor.shape) for source, tensor in found.items() if tensor.shape != shape}
         misshapen += [f"{source} is {other}, by {CONFIG} {shape}" for source, other in shapes.items()]
         for source, tensor in found.items():
-            check_numbers(source, tensor, folder)
+            _check_numbers(source, tensor, folder)
         if not absent and not shapes:
             state[name] = torch.cat(list(found.values()))
-    unexpected = sorted(name for name in tensors if not family.is_needless(name))
+    unexpected = sorted(name for name in tensors if not re.match(family.ignored, name))
     faults = {"missing": missing, "unexpected": unexpected, "wrong shape": misshapen}
     if any(faults.values()):
-        text = "; ".join(f"{fault}: {shorten_names(names)}" for fault, names in faults.items() if names)
+        text = "; ".join(f"{fault}: {shorten(names, 4)}" for fault, names in faults.items() if names)
         raise InputError(f"the weights in {folder} do not fit its {CONFIG}; {text}")
     return state, of_head
 
 
-def _their_tensors(
-    family: Family, model: MaskedLM | SequenceClassifier, num_tokens: int, position_offset: int
-) -> dict[str, Tensor]:
-    """Return copies of the weights as the family stores them."""
-    result = {}
-    state, offset = model.state_dict(), model.config.position_offset
-    if offset != position_offset:  # the rows before the first token's are never read
-        table = state[POSITIONS]
-        state[POSITIONS] = torch.cat([table.new_zeros(position_offset, table.shape[1]), table[offset:]])
-    for name, weight in state.items():
-        theirs = family.their_names(name)
-        for part, block in zip(theirs, weight.chunk(len(theirs)), strict=True):
-            result[part] = block.to("cpu", torch.float32, copy=True).contiguous()
-    if isinstance(model, MaskedLM):
-        result[family.their_names("head.bias")[0]][num_tokens:] = UNUSED_ID_BIAS
-    if not model.config.tie_word_embeddings:
-        copies = family.untied_copies.items()
-        result |= {copy: result[name].clone() for name, copy in copies if name in result}
-    return result
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Read all weights of a folder: from safetensors if it has any, else from pickles of tensors alone."""
+    names = [f"{name}{index}" for name in (WEIGHTS, PICKLED) for index in ("", INDEX)]
+    found = next((folder / name for name in names if (folder / name).exists()), None)
+    if found is None:
+        raise InputError(f"{folder} has neither {WEIGHTS} nor {PICKLED}, nor an {INDEX} of either")
+    return _read_parts(found) if found.name.endswith(INDEX) else _read_file(found)
 
 
-def _warn_of_missing(folder: Path, missing: list[str]) -> None:
-    if missing:
-        log.warning("%s has no %s: initialised randomly, train before use", folder, shorten_names(missing))
+def _read_file(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        tensors = dict(torch.load(path, "cpu", weights_only=True))
+        if not all(isinstance(name, str) and _is_plain(tensor) for name, tensor in tensors.items()):
+            raise TypeError("not a table of tensors")
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist, but the index beside it names it") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged or incomplete: {error}") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, ValueError):
+        reason = "damaged, or holds objects that could run code"
+        raise InputError(f"{path} was not opened: it is {reason}; use {WEIGHTS}") from None
+    return tensors
 
 
-def _check_place(folder: Path) -> None:
-    """Refuse to replace anything but a model folder."""
-    if folder.exists():
-        there = set(os.listdir(folder)) if folder.is_dir() else {folder.name}
-        if others := sorted(there - FILES):
-            raise InputError(f"{folder} is taken by something else ({shorten_names(others)}); give a new one")
+def _is_plain(tensor: Any) -> bool:
+    is_dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_quantized
+    return is_dense and tensor.device.type == "cpu"
 
 
-def _write_json(path: Path, content: Json) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+def _read_parts(index: Path) -> dict[str, Tensor]:
+    """Read the files that an index names: only from its folder, and each with exactly its tensors."""
+    try:
+        files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        parts = sorted(set(files.values()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{index} is not an index of weights: {error!r}") from None
+    suffix = Path(index.name.removesuffix(INDEX)).suffix
+    for part in parts:
+        if not isinstance(part, str) or re.fullmatch(rf"\w[\w.-]*{re.escape(suffix)}", part) is None:
+            raise InputError(f"{index} names {part!r}, which is not a {suffix} file of its folder")
+    tensors: dict[str, Tensor] = {}
+    for part in parts:
+        path = index.parent / part
+        found = _read_file(path)
+        if odd := sorted(found.keys() ^ {name for name, file in files.items() if file == part}):
+            raise InputError(f"{path} does not hold the weights that {index.name} lists: {shorten(odd, 4)}")
+        tensors |= found
+    return tensors
+
+
+def _check_numbers(name: str, tensor: Tensor, folder: Path) -> None:
+    """Refuse integers, quantized values and numbers that are not finite."""
+    if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise InputError(f"{name} in {folder} is of type {kind}; only floats of 16 to 64 bits are weights")
+    if not tensor.isfinite().all():
+        raise InputError(f"{name} in {folder} holds numbers that are not finite: the model is broken")

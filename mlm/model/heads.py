@@ -10,22 +10,14 @@ Sizes: B batch, S sequence, M masked positions a row, D hidden, V vocabulary, C 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.model.encoder import Encoder
-from mlm.model.layers import ACTIVATIONS, build_norm, init_weights
-from mlm.model.pooling import pool, pooled_tokens
+from mlm.model.encoder import ACTIVATIONS, Activation, Encoder, build_norm, init_weights
 
-NON_LINEARITIES: dict[str, Callable[[Tensor], Tensor]] = {
-    "cls_tanh": torch.tanh,
-    "cls_relu": F.relu,
-    "cls_gelu": F.gelu,
-}
+NON_LINEARITIES: dict[str, Activation] = {"cls_tanh": torch.tanh, "cls_relu": F.relu, "cls_gelu": F.gelu}
 """Non-linearity of a pooler without norm, by `ModelConfig.pooling`."""
 UNUSED_ID_BIAS = -1e4
 """Output bias of ids without a token: its exponential is 0, and it is finite in every float type."""
@@ -71,16 +63,27 @@ class MaskedLM(nn.Module):
         masked_positions: Tensor | None = None,
         token_type_ids: Tensor | None = None,
     ) -> Tensor:
-        """Return the logits, (B, M, V) at the masked positions or (B, S, V) at all.
+        """Return the logits, (B, M, V) at the masked positions (B, M), indices into the row, or (B, S, V).
 
-        Args:
-            input_ids: (B, S) int64.
-            attention_mask: (B, S) integer or bool document numbers, 0 = padding; see `Encoder.forward`.
-            masked_positions: (B, M) int64 indices into the row; None: every position.
-            token_type_ids: (B, S) int64; None: all 0.
+        The other arguments as in `Encoder.forward`.
         """
         hidden = self.encoder(input_ids, attention_mask, token_type_ids, masked_positions)
         return self.head(hidden, self.encoder.embeddings.token.weight)
+
+
+def pool(hidden: Tensor, attention_mask: Tensor | None, how: str) -> Tensor:
+    """Return (B, D), one vector for each text, as a value of `ModelConfig.pooling` says.
+
+    `hidden` is the encoder's output (B, S, D), or (B, 1, D) of the first tokens if pooling uses no other. 0
+    in the attention mask (B, S) is padding.
+    """
+    if how != "mean":
+        return hidden[:, 0]
+    if attention_mask is None:
+        return hidden.mean(dim=1)
+    real = (attention_mask != 0)[..., None]  # (B, S, 1)
+    # where, not a product: padding may be infinite
+    return hidden.where(real, 0.0).sum(dim=1) / real.sum(dim=1).clamp(min=1)
 
 
 class Pooler(nn.Module):
@@ -116,14 +119,8 @@ class SequenceClassifier(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> Tensor:
-        """Return (B, C).
-
-        Args:
-            input_ids: (B, S) int64, a text or a pair of texts a row.
-            attention_mask: (B, S) integer or bool, 0 = padding, 1 = text; None: no padding.
-            token_type_ids: (B, S) int64; None: all 0.
-        """
-        selected = pooled_tokens(input_ids, self.pooler.pooling)
+        """Return (B, C), with a text or a pair of texts a row; arguments as in `Encoder.forward`."""
+        selected = None if self.pooler.pooling == "mean" else torch.zeros_like(input_ids[:, :1])
         hidden = self.encoder(input_ids, attention_mask, token_type_ids, selected)
         return self.classifier(self.dropout(self.pooler(hidden, attention_mask)))
 
@@ -132,8 +129,7 @@ class SequenceClassifier(nn.Module):
 def rule_out_unused_ids(model: MaskedLM, num_tokens: int) -> None:
     """Set the output bias of the ids from `num_tokens` on, which only pad the tables, to UNUSED_ID_BIAS.
 
-    Their probability and gradient are then exactly 0, so training ignores them. Ids below `num_tokens` that
-    were ruled out for a smaller vocabulary start at 0 again.
+    Their probability and gradient are then 0. Ids ruled out for a smaller vocabulary start at 0 again.
     """
     bias = model.head.bias
     bias[bias < UNUSED_ID_BIAS / 2] = 0.0

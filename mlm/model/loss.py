@@ -15,11 +15,10 @@ CHUNK_ELEMENTS = 2**19
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """The summed cross-entropy and its gradient, in chunks of rows.
+    """The summed cross-entropy and its gradient, computed while a chunk of rows is in a CPU's cache.
 
-    The plain way reads or writes all logits in float32 seven times, which is slow on a CPU, and keeps three
-    such tables. This one computes the gradient while the rows are in the cache, in the logits' dtype.
-    Backward returns the kept table itself, so it may run twice only if the logits are not a leaf.
+    The plain way reads or writes all logits in float32 seven times, and keeps three such tables. Backward
+    returns the one table kept, so it may run twice only if the logits are not a leaf.
     """
 
     @staticmethod
@@ -28,9 +27,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         gradient = torch.empty_like(logits)
         total = torch.zeros((), dtype=torch.float32, device=logits.device)
         rows = max(CHUNK_ELEMENTS * torch.get_num_threads() // logits.shape[1], 1)
-        for scores, wanted, out in zip(
-            logits.split(rows), labels.split(rows), gradient.split(rows), strict=True
-        ):
+        chunks = zip(logits.split(rows), labels.split(rows), gradient.split(rows), strict=True)
+        for scores, wanted, out in chunks:
             unused = (wanted == IGNORE_INDEX)[:, None]
             target = wanted[:, None].masked_fill(unused, 0)
             scores = scores.float()
@@ -53,9 +51,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the summed negative log-likelihood in nats, a scalar in float32; 0 when nothing is predicted.
 
-    Args:
-        logits: (B, M, V) float.
-        labels: (B, M) int64, IGNORE_INDEX where nothing is predicted.
+    Logits are (B, M, V), labels (B, M) int64 with IGNORE_INDEX where nothing is predicted.
     """
     logits, labels = logits.flatten(0, 1), labels.flatten()
     if logits.device.type == "cpu" and logits.requires_grad:
@@ -89,11 +85,3 @@ def summed_label_loss(
         if weights is not None:
             return loss, weights[labels].sum()
     return loss, loss.new_tensor(labels.numel())
-
-
-def mean_loss(
-    logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
-) -> Tensor:
-    """Return the mean loss of labelled texts, a float32 scalar; arguments as in `summed_label_loss`."""
-    loss, weight = summed_label_loss(logits, labels, weights, smoothing)
-    return loss / weight

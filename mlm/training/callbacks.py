@@ -20,7 +20,7 @@ from torch import Tensor
 from mlm.config.errors import InputError
 from mlm.config.training import BaseTrainerConfig, ScheduleConfig
 from mlm.launch import is_first_process
-from mlm.optim.schedule import warmup_steps
+from mlm.optim import warmup_steps
 from mlm.training.datamodule import TrainingLoader
 from mlm.training.engine import StepCallback
 from mlm.training.progress import Progress

@@ -34,7 +34,7 @@ from mlm.data.labelled import Examples, LabelledTask
 from mlm.data.labels import label_counts
 from mlm.data.sampler import RowBatch, TrainingSampler
 from mlm.data.tasks import choose_task
-from mlm.evaluation.masked_lm import frozen_batches
+from mlm.evaluation.metrics import frozen_batches
 from mlm.evaluation.predictor import resolve_max_length, warn_truncated
 from mlm.files import shorten
 from mlm.hub.download import model_folder

@@ -30,8 +30,7 @@ from mlm.config.finetune import FinetuneConfig
 from mlm.config.parse import to_plain
 from mlm.counter import random_bits
 from mlm.files import shorten
-from mlm.optim.optimizer import set_learning_rate, skip_step_if
-from mlm.optim.schedule import learning_rate_factor
+from mlm.optim import learning_rate_factor, set_learning_rate, skip_step_if
 from mlm.training.processes import reduce_over_ranks
 from mlm.training.progress import Progress
 from mlm.training.sharding import ShardedStrategy, local, shard, whole

@@ -31,14 +31,13 @@ from mlm.data.examples import (
 from mlm.data.labelled import LabelledTask
 from mlm.data.labels import class_weights
 from mlm.evaluation.metrics import LabelledPredictions
-from mlm.evaluation.torch_backend import classify, predict_logits
+from mlm.evaluation.predictor import arguments, predict_logits
 from mlm.hub.pretrained import load_classifier
 from mlm.launch import launched
-from mlm.model.attention import matrix_blocks
-from mlm.model.depth import freeze, layer_decay
+from mlm.model.adapt import freeze, layer_decay
 from mlm.model.heads import SequenceClassifier
-from mlm.model.loss import mean_loss, summed_label_loss
-from mlm.optim.optimizer import build_optimizer
+from mlm.model.loss import summed_label_loss
+from mlm.optim import build_optimizer
 from mlm.tokenizer import tokenizer_digest
 from mlm.training.callbacks import Diverged
 from mlm.training.datamodule import FinetuneDataModule, scratch_shape
@@ -110,7 +109,8 @@ class FinetuneModule(StepModule):
         labels = batch["labels"]
         assert labels is not None, "training examples have labels"
         smoothing = self.config.head.label_smoothing
-        loss, divisor = summed_label_loss(classify(self.model, batch), labels, self._weights, smoothing)
+        logits = self.model(**arguments(self.model, batch))
+        loss, divisor = summed_label_loss(logits, labels, self._weights, smoothing)
         return loss, divisor.reshape(1)
 
     def dropout_key(self, number: int) -> tuple[int, ...]:
@@ -137,12 +137,12 @@ class FinetuneModule(StepModule):
         """Build the optimizer, with layer-wise decay of the learning rate if configured."""
         settings, num_layers = self.config.optimizer, self.model.config.num_hidden_layers
         share = layer_decay(settings.layer_decay, num_layers)
-        return build_optimizer(self.model, settings, matrix_blocks(self.model), share)
+        return build_optimizer(self.model, settings, share)
 
     def validation_step(self, batch: LabelledBatch, batch_idx: int) -> None:
         """Collect the logits of one batch of validation examples, in float32 as every command scores."""
         with torch.autocast(self.device.type, enabled=False):
-            self.predictions.update(batch["rows"], classify(self.model, batch))
+            self.predictions.update(batch["rows"], self.model(**arguments(self.model, batch)))
 
     def compute_validation(self) -> dict[str, float]:
         """Return the loss and the scores that the task asks for, the one that ranks epochs first."""
@@ -150,7 +150,7 @@ class FinetuneModule(StepModule):
         self.logits = self.predictions.compute()
         self.predictions.reset()
         labels = data.parts.validation.label_tensor()
-        loss = mean_loss(torch.from_numpy(self.logits), labels).item()
+        loss = torch.div(*summed_label_loss(torch.from_numpy(self.logits), labels)).item()
         return {"loss": loss, **scores_of(data.task, data.task.validation, self.logits)}
 
     def rank_of(self, scores: dict[str, float]) -> float:

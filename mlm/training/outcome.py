@@ -19,16 +19,13 @@ from tokenizers import Tokenizer
 from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.model import LabelType
 from mlm.data.labelled import Examples, LabelledTask
+from mlm.evaluation.commands import write_predictions
 from mlm.evaluation.metrics import class_table, confusion_matrix, counts_of_classes, predicted, task_metrics
-from mlm.evaluation.predict import write_predictions
-from mlm.evaluation.torch_backend import arguments
+from mlm.evaluation.predictor import arguments
 from mlm.files import write_json
-from mlm.hub.card import model_card
-from mlm.hub.families import architecture_of
-from mlm.hub.pretrained import save_pretrained
-from mlm.hub.tokenizer_config import longest_row
+from mlm.hub.saving import longest_row, model_card, save_pretrained
 from mlm.model.heads import SequenceClassifier
-from mlm.model.loss import mean_loss
+from mlm.model.loss import summed_label_loss
 from mlm.training.datamodule import Parts
 from mlm.training.plots import plot_confusion, plot_epochs
 from mlm.training.progress import Progress
@@ -170,7 +167,9 @@ def finish(outcome: Outcome, loggers: Sequence[Logger], title: str | None = None
         "failed": failure(losses, examples.labels, logits),
         "epoch": outcome.epoch,
         "num_epochs": len(progress.epochs),
-        "val_loss": mean_loss(torch.from_numpy(outcome.logits), parts.validation.label_tensor()).item(),
+        "val_loss": torch.div(
+            *summed_label_loss(torch.from_numpy(outcome.logits), parts.validation.label_tensor())
+        ).item(),
         "label_type": task.label_type,
         "max_length": parts.max_length,
         "truncated_fraction": parts.truncated_fraction,
@@ -189,9 +188,8 @@ def finish(outcome: Outcome, loggers: Sequence[Logger], title: str | None = None
     summary |= settings_of(config)
     facts = {name: summary[name] for name in ("task", "seed", "num_train_examples", "epoch", "val_loss")}
     facts |= settings_of(config)
-    architecture = architecture_of(model.config, model.classifier_config)
     name = title or str(config.name)
-    card = model_card(name, model.config, facts | summary["metrics"], architecture, task.labels)
+    card = model_card(name, model.config, facts | summary["metrics"], model.classifier_config)
     start, checked = tokenizer_folder(config), np.arange(min(len(parts.validation), CHECKED_EXAMPLES))
     save_pretrained(
         folder / "model",

@@ -20,17 +20,16 @@ from mlm.config.model import ModelConfig
 from mlm.config.parse import from_plain, to_plain
 from mlm.data.collate import MaskedBatch
 from mlm.data.corpus import ROWS_VERSION, Corpus, prepare_corpus
-from mlm.evaluation.masked_lm import MaskedLMScores
+from mlm.evaluation.metrics import MaskedLMScores
 from mlm.files import write_text
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import load_masked_lm
-from mlm.hub.tokenizer_config import TOKENIZER_CONFIG
+from mlm.hub.saving import TOKENIZER_CONFIG
 from mlm.launch import is_first_process
-from mlm.model.attention import matrix_blocks
+from mlm.model.adapt import extend_vocabulary
 from mlm.model.heads import MaskedLM, rule_out_unused_ids
 from mlm.model.loss import summed_cross_entropy
-from mlm.model.vocabulary import extend_vocabulary
-from mlm.optim.optimizer import build_optimizer
+from mlm.optim import build_optimizer
 from mlm.plan import total_parameters
 from mlm.startup.checks import is_model
 from mlm.startup.runs import find_branch
@@ -102,7 +101,7 @@ class PretrainModule(StepModule):
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         """Build the optimizer."""
-        return build_optimizer(self.model, self.config.optimizer, matrix_blocks(self.model))
+        return build_optimizer(self.model, self.config.optimizer)
 
     def validation_step(self, batch: MaskedBatch, batch_idx: int) -> None:
         """Score one batch of held-out rows."""

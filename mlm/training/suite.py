@@ -25,7 +25,7 @@ from mlm.config.glue import DIAGNOSTIC, FROM_MNLI, GLUE_TASKS, MNLI, Point
 from mlm.config.parse import read_group
 from mlm.config.suite import OWN_DATA, at_point, is_suite, points, units
 from mlm.data.glue import TASKS, check_parts, size_of, submitted_parts
-from mlm.evaluation.submission import answer, answer_table, write_submission
+from mlm.evaluation.glue import answer, answer_table, write_submission
 from mlm.files import remove, write_json, write_text
 from mlm.launch import launched
 from mlm.startup.command import log_to_stderr

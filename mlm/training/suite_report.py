@@ -16,8 +16,7 @@ from mlm.config.files import config_folder, shipped_names
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.parse import read_group, to_plain
 from mlm.config.suite import points
-from mlm.evaluation.glue_table import summarize
-from mlm.evaluation.suite_table import to_markdown
+from mlm.evaluation.glue import summarize, to_markdown
 from mlm.files import write_json, write_text
 from mlm.training.plots import plot_scores
 from mlm.training.summary import git_commit

@@ -17,12 +17,9 @@ import mlm
 from mlm.config.experiment import PretrainConfig
 from mlm.data.collate import Rows, build_masking
 from mlm.data.corpus import Corpus
-from mlm.evaluation.masked_lm import frozen_batches, score_batches
+from mlm.evaluation.metrics import frozen_batches, score_batches
 from mlm.files import write_json
-from mlm.hub.card import model_card
-from mlm.hub.families import architecture_of
-from mlm.hub.pretrained import save_pretrained
-from mlm.hub.tokenizer_config import longest_row
+from mlm.hub.saving import longest_row, model_card, save_pretrained
 from mlm.launch import command_for
 from mlm.model.heads import MaskedLM
 from mlm.plan import count_parameters
@@ -89,7 +86,7 @@ def finish_run(
         model,
         corpus.tokenizer,
         model_max_length=(start and longest_row(start, model.config)) or config.data.seq_len,
-        card=model_card(str(config.name), model.config, facts, architecture_of(model.config)),
+        card=model_card(str(config.name), model.config, facts),
         rows=first_documents(corpus.validation),
         start=start,
     )

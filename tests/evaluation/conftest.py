@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from mlm.config.model import ModelConfig
-from mlm.hub.pretrained import save_pretrained
+from mlm.hub.saving import save_pretrained
 from mlm.model.heads import MaskedLM
 
 

@@ -14,8 +14,8 @@ from mlm.__main__ import main
 from mlm.config.errors import InputError
 from mlm.config.evaluation import EvaluateConfig
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.evaluation.masked_lm import evaluate
-from mlm.hub.pretrained import save_pretrained
+from mlm.evaluation.commands import evaluate
+from mlm.hub.saving import save_pretrained
 from mlm.model.heads import SequenceClassifier
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, ModernBertModel
 from mlm.__main__ import main
 from mlm.config.errors import InputError
 from mlm.config.evaluation import EmbedConfig
-from mlm.evaluation.embed import embed
+from mlm.evaluation.commands import embed
 from mlm.startup.checks import check_files
 
 

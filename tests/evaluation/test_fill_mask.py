@@ -4,7 +4,7 @@ from transformers import pipeline
 from mlm.__main__ import main
 from mlm.config.errors import InputError
 from mlm.config.experiment import FillMaskConfig
-from mlm.evaluation.fill_mask import fill_mask
+from mlm.evaluation.commands import fill_mask
 from mlm.evaluation.predictor import Predictor
 from mlm.tokenizer import load_tokenizer
 

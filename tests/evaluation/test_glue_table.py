@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlm.evaluation.glue_table import summarize
+from mlm.evaluation.glue import summarize
 
 HF_ROW = {
     "cola": {"matthews_correlation": 56.53},

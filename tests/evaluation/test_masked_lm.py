@@ -10,7 +10,7 @@ from mlm.__main__ import main
 from mlm.config.data import IGNORE_INDEX, MaskingConfig
 from mlm.data.collate import Rows, build_masking
 from mlm.data.packing import pack_documents
-from mlm.evaluation.masked_lm import MaskedLMScores, frozen_batches, score_batches
+from mlm.evaluation.metrics import MaskedLMScores, frozen_batches, score_batches
 from mlm.hub.pretrained import load_pretrained
 from mlm.model.loss import summed_cross_entropy
 from mlm.tokenizer import SpecialTokens

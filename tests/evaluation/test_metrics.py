@@ -237,7 +237,7 @@ def test_collected_predictions_come_in_order_and_once():
 
 TWO_RANKS = """
 import sys, numpy as np, torch, torch.distributed as dist
-from mlm.evaluation.masked_lm import MaskedLMScores
+from mlm.evaluation.metrics import MaskedLMScores
 from mlm.evaluation.metrics import LabelledPredictions
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=2)
 logits, labels = torch.arange(15.0).view(5, 3).sin(), torch.tensor([0, 2, -100, 1, 1])

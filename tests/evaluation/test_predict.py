@@ -16,9 +16,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from mlm.config.errors import InputError
 from mlm.config.evaluation import PredictConfig
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.evaluation.predict import predict
+from mlm.evaluation.commands import predict
 from mlm.evaluation.predictor import check_pairs
-from mlm.hub.pretrained import save_pretrained
+from mlm.hub.saving import save_pretrained
 from mlm.model.heads import SequenceClassifier
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}

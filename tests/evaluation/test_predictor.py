@@ -16,8 +16,8 @@ from mlm import Predictor
 from mlm.__main__ import main
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.evaluation.torch_backend import pick_device
-from mlm.hub.pretrained import save_pretrained
+from mlm.evaluation.predictor import pick_device
+from mlm.hub.saving import save_pretrained
 from mlm.model.heads import SequenceClassifier
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
@@ -137,7 +137,7 @@ def test_reading_and_tokenizing_load_no_torch(table, model_folder):
 from mlm import Predictor
 from mlm.data.examples import batches_in_order, encode_examples
 from mlm.data.labelled import read_table
-from mlm.evaluation.predict import read_examples
+from mlm.evaluation.commands import read_examples
 from mlm.tokenizer import load_tokenizer
 examples = read_examples(read_table({str(table)!r}), "text", "b")
 encoded = encode_examples(load_tokenizer({str(model_folder)!r}), examples, 64)

@@ -12,9 +12,10 @@ from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig
 from mlm.data.examples import encode_examples
 from mlm.data.glue import TASKS, read_part, submitted_parts
-from mlm.evaluation.submission import answer, spell, write_submission
-from mlm.evaluation.torch_backend import predict_logits
-from mlm.hub.pretrained import load_classifier, save_pretrained
+from mlm.evaluation.glue import answer, spell, write_submission
+from mlm.evaluation.predictor import predict_logits
+from mlm.hub.pretrained import load_classifier
+from mlm.hub.saving import save_pretrained
 
 BITS, TWO_WAY = {"0", "1"}, {"entailment", "not_entailment"}
 THREE_WAY = {"entailment", "neutral", "contradiction"}

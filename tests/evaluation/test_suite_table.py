@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from mlm.evaluation.glue_table import AVERAGES, summarize
-from mlm.evaluation.suite_table import to_markdown
+from mlm.evaluation.glue import AVERAGES, summarize, to_markdown
 
 SCORES = {
     "cola": ["matthews_correlation"],

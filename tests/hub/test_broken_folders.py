@@ -22,7 +22,7 @@ from transformers import (
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig
 from mlm.hub import load_classifier, load_encoder, load_pretrained
-from mlm.hub.pretrained import read_classifier_config
+from mlm.hub.pretrained import read_classifier
 
 SIZES = {
     "vocab_size": 128,
@@ -114,7 +114,7 @@ def test_values_of_other_families_and_heads_too(kind, change, message, broken):
     with pytest.raises(InputError, match=message):
         load_pretrained(folder)
     with pytest.raises(InputError, match=message):  # the file is named however it is read
-        read_classifier_config(folder)
+        read_classifier(folder)
 
 
 def test_architectures_that_are_no_list_name_no_classifier(broken):
@@ -205,4 +205,4 @@ def test_pooler_of_a_file_without_head_is_left_out_when_pooling_changes(whole, t
 def test_head_is_described_without_reading_the_weights(broken):
     folder = broken("classifier")
     (folder / "model.safetensors").write_bytes(b"")
-    assert read_classifier_config(folder).labels == ("LABEL_0", "LABEL_1")
+    assert read_classifier(folder).labels == ("LABEL_0", "LABEL_1")

@@ -13,7 +13,7 @@ from mlm.__main__ import main
 from mlm.config.errors import InputError
 from mlm.config.model import ModelConfig
 from mlm.hub import load_masked_lm, save_pretrained
-from mlm.hub.download import _download, model_folder, resolve_model
+from mlm.hub.download import _download, model_folder, pinned_name, resolve_model
 from mlm.model import MaskedLM
 from mlm.startup.checks import check_model_folder, is_hub_name
 
@@ -99,7 +99,9 @@ def test_name_is_resolved_to_a_folder_and_its_commit(commits, tmp_path):
     for name, commit in (("owner/tiny", commits["main"]), ("owner/tiny@v1", commits["v1"])):
         assert resolve_model(name) == (model_folder(name), commit)
         assert model_folder(name).name == commit
+        assert pinned_name(name) == f"owner/tiny@{commit}"
     assert resolve_model(f"owner/tiny@{commits['v1']}")[1] == commits["v1"]
+    assert pinned_name(tmp_path) is None
     assert resolve_model(tmp_path) == (tmp_path, None)
 
 

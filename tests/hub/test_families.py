@@ -41,10 +41,19 @@ from transformers import (
 
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.hub import architecture_of, load_classifier, load_masked_lm, load_pretrained, save_pretrained
-from mlm.hub.families import BERT, ELECTRA, FAMILIES, MODERNBERT, OWN, ROBERTA, XLM_ROBERTA
+from mlm.hub import load_classifier, load_masked_lm, load_pretrained, save_pretrained
+from mlm.hub.families import (
+    BERT,
+    ELECTRA,
+    FAMILIES,
+    MODERNBERT,
+    OWN,
+    ROBERTA,
+    XLM_ROBERTA,
+    architecture_of,
+)
 from mlm.model import MaskedLM, SequenceClassifier
-from mlm.model.positions import sinusoids
+from mlm.model.attention import sinusoids
 from mlm.plan import total_parameters
 
 MODERN = ModelConfig(

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 import mlm.hub.pretrained as pretrained
+import mlm.hub.saving as saving
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.hub import load_pretrained, save_pretrained
@@ -70,7 +71,7 @@ def test_a_table_that_is_wrong_leaves_no_folder(tmp_path, tokenizer, monkeypatch
     """A field that the stock class reads otherwise: our reader is happy with it, transformers is not."""
     wrong = replace(BERT, values={"activation": {"gelu": "relu", "relu": "gelu"}})
     monkeypatch.setattr(pretrained, "FAMILIES", (wrong,))
-    monkeypatch.setattr(pretrained, "family_of", lambda *_: wrong)
+    monkeypatch.setattr(saving, "family_of", lambda *_: wrong)
     model = MaskedLM(replace(CLASSIC, initializer_range=0.3))
     with pytest.raises(InputError, match=r"read back by BertForMaskedLM of transformers .* differs by"):
         save_pretrained(tmp_path / "model", model, tokenizer, 32, "", ROWS)
@@ -80,7 +81,7 @@ def test_a_table_that_is_wrong_leaves_no_folder(tmp_path, tokenizer, monkeypatch
 def test_a_weight_that_the_stock_class_does_not_know_leaves_no_folder(tmp_path, tokenizer, monkeypatch):
     wrong = replace(BERT, modules={**BERT.modules, "head.dense": "cls.predictions.transform.layer"})
     monkeypatch.setattr(pretrained, "FAMILIES", (wrong,))
-    monkeypatch.setattr(pretrained, "family_of", lambda *_: wrong)
+    monkeypatch.setattr(saving, "family_of", lambda *_: wrong)
     with pytest.raises(InputError, match=r"transformers cannot read it .*transform\.layer"):
         save_pretrained(tmp_path / "model", MaskedLM(CLASSIC), tokenizer, 32, "", ROWS)
     assert list(tmp_path.iterdir()) == []
@@ -104,7 +105,7 @@ def test_settings_of_the_tokenizer_come_along(tmp_path, tokenizer):
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     assert (theirs.truncation_side, theirs.model_max_length) == ("left", 20)
     assert "auto_map" not in (folder / "tokenizer_config.json").read_text()
-    assert pretrained.describe_tokenizer(tokenizer, MODERN, 20, start)["do_lower_case"] is True
+    assert saving.describe_tokenizer(tokenizer, MODERN, 20, start)["do_lower_case"] is True
 
 
 @pytest.mark.parametrize(("said", "expected"), [(20, 20), (10**30, 32), (64, 32), (None, 32)])

@@ -9,9 +9,16 @@ import torch
 from torch import nn
 
 from mlm.config.model import ModelConfig
-from mlm.model import MaskedLM, attention, matrix_blocks
-from mlm.model.attention import SelfAttention, attend_by_kernel, attend_by_matmul
-from mlm.model.positions import compute_rotation, distance_bias, document_bias, document_offsets
+from mlm.model import MaskedLM, attention
+from mlm.model.attention import (
+    SelfAttention,
+    attend_by_kernel,
+    attend_by_matmul,
+    compute_rotation,
+    distance_bias,
+    document_bias,
+    document_offsets,
+)
 
 MASK = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]])
 
@@ -81,6 +88,11 @@ def test_dropout_is_off_in_evaluation():
     assert not torch.equal(attention(hidden), attention(hidden))
     attention.eval()
     assert torch.equal(attention(hidden), attention(hidden))
+
+
+def matrix_blocks(model):
+    modules = model.named_modules()
+    return {f"{name}.weight": module.blocks for name, module in modules if hasattr(module, "blocks")}
 
 
 def test_weights_made_of_several_matrices_are_named_and_stay_so():

@@ -13,9 +13,9 @@ import torch
 
 from mlm.config.model import ModelConfig
 from mlm.config.training import OptimizerConfig
-from mlm.model import MaskedLM, matrix_blocks
+from mlm.model import MaskedLM
 from mlm.model.loss import summed_cross_entropy
-from mlm.optim.optimizer import build_optimizer, set_learning_rate
+from mlm.optim import build_optimizer, set_learning_rate
 
 CLASSIC = {
     "norm_position": "post",
@@ -53,7 +53,7 @@ def test_losses_are_the_recorded_ones(name):
     model = MaskedLM(ModelConfig(vocab_size=512, **changes))
     shapes = repr([(key, tuple(weight.shape)) for key, weight in model.state_dict().items()])
     assert hashlib.sha256(shapes.encode()).hexdigest()[:16] == names
-    optimizer = build_optimizer(model, OptimizerConfig(lr=3e-3), matrix_blocks(model))
+    optimizer = build_optimizer(model, OptimizerConfig(lr=3e-3))
     set_learning_rate(optimizer, 1.0)
     draw, found = torch.Generator().manual_seed(1), []
     for step in range(4):

@@ -7,10 +7,9 @@ import pytest
 from mlm.config.errors import InputError
 from mlm.config.finetune import FinetuneOptimizerConfig
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.model.attention import matrix_blocks
-from mlm.model.depth import depth_of, freeze, layer_decay
+from mlm.model.adapt import depth_of, freeze, layer_decay
 from mlm.model.heads import SequenceClassifier
-from mlm.optim.optimizer import build_optimizer, set_learning_rate
+from mlm.optim import build_optimizer, set_learning_rate
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
 
@@ -25,7 +24,7 @@ def model():
 def test_every_weight_gets_the_rate_of_its_depth(model, name):
     """Embeddings decay^4, the layers decay^3, decay^2, decay^1, all above them 1."""
     settings = FinetuneOptimizerConfig(name=name, lr=1e-3, muon_lr=2e-3, layer_decay=0.5, weight_decay=0.1)
-    optimizer = build_optimizer(model, settings, matrix_blocks(model), layer_decay(0.5, 3))
+    optimizer = build_optimizer(model, settings, layer_decay(0.5, 3))
     set_learning_rate(optimizer, 0.1)
     found = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     muon = {id(p) for group in optimizer.param_groups if "momentum" in group for p in group["params"]}
@@ -41,7 +40,7 @@ def test_every_weight_gets_the_rate_of_its_depth(model, name):
 
 def test_without_decay_there_are_the_groups_there_always_were(model):
     plain = build_optimizer(model, FinetuneOptimizerConfig())
-    same = build_optimizer(model, FinetuneOptimizerConfig(), {}, layer_decay(1.0, 3))
+    same = build_optimizer(model, FinetuneOptimizerConfig(), layer_decay(1.0, 3))
     sizes = [[len(group["params"]) for group in one.param_groups] for one in (plain, same)]
     assert sizes[0] == sizes[1]
     assert len(sizes[0]) == 2

@@ -10,9 +10,8 @@ from torch import nn
 
 from mlm.config.model import ModelConfig
 from mlm.model import Encoder, MaskedLM
-from mlm.model.attention import SelfAttention
-from mlm.model.layers import EncoderLayer, FeedForward, build_norm, init_weights
-from mlm.model.positions import distance_bias, document_bias, sinusoids
+from mlm.model.attention import SelfAttention, distance_bias, document_bias, sinusoids
+from mlm.model.encoder import EncoderLayer, FeedForward, build_norm, init_weights
 
 POST = ModelConfig(
     hidden_size=32,

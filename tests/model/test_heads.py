@@ -14,7 +14,7 @@ from torch import nn
 
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, ModelConfig, Pooling
-from mlm.model import MaskedLM, SequenceClassifier, rule_out_unused_ids
+from mlm.model.heads import MaskedLM, SequenceClassifier, rule_out_unused_ids
 
 CONFIG = ModelConfig(
     vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mlm.config.model import ModelConfig
-from mlm.model.layers import EncoderLayer, FeedForward, GatedFeedForward, init_weights
+from mlm.model.encoder import EncoderLayer, FeedForward, init_weights
 
 BIASED = ModelConfig(
     hidden_size=32,
@@ -39,7 +39,7 @@ def shaken(module: nn.Module) -> nn.Module:
     ("activation", "function"), [("geglu", nn.functional.gelu), ("swiglu", nn.functional.silu)]
 )
 def test_gate_is_the_first_half(activation, function):
-    gated, plain = GatedFeedForward(replace(BIASED, activation=activation)), FeedForward(BIASED)
+    gated, plain = FeedForward(replace(BIASED, activation=activation)), FeedForward(BIASED)
     gate, up = gated.gate_up.weight.chunk(2)
     gate_bias, up_bias = gated.gate_up.bias.chunk(2)
     hidden = torch.randn(2, 32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlm.model import pool
+from mlm.model.heads import pool
 
 HIDDEN = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])

@@ -9,8 +9,7 @@ import torch
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
 from mlm.config.model import ModelConfig
-from mlm.model.encoder import Encoder
-from mlm.model.positions import (
+from mlm.model.attention import (
     apply_rotary,
     compute_rotation,
     distance_bias,
@@ -19,6 +18,7 @@ from mlm.model.positions import (
     document_positions,
     sinusoids,
 )
+from mlm.model.encoder import Encoder
 
 MASKS = {
     "one document": [1, 1, 1, 1, 1],

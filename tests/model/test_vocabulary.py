@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mlm.config.model import ModelConfig
-from mlm.model import MaskedLM, rule_out_unused_ids
-from mlm.model.vocabulary import extend_vocabulary
+from mlm.model.adapt import extend_vocabulary
+from mlm.model.heads import MaskedLM, rule_out_unused_ids
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
 IDS = torch.arange(12)[None]

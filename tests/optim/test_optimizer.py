@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+import mlm.optim as module
 from mlm.config.training import OptimizerConfig
-from mlm.optim import optimizer as module
-from mlm.optim.optimizer import (
+from mlm.optim import (
     NEWTON_SCHULZ_COEFFICIENTS,
     Muon,
     build_optimizer,
@@ -24,6 +24,7 @@ class Net(nn.Module):
         torch.manual_seed(0)
         self.table = nn.Embedding(11, 8)
         self.fused = nn.Linear(8, 24)
+        self.fused.blocks = (3, 1)
         self.norm = nn.LayerNorm(24)
         self.out = nn.Linear(24, 8)
 
@@ -129,7 +130,7 @@ def test_matrices_of_one_weight_are_treated_one_by_one(blocks):
 
 def test_muon_takes_the_hidden_matrices_and_every_parameter_is_in_one_group():
     model = Net()
-    muon, adamw = param_groups(model, OptimizerConfig(name="muon"), {"fused.weight": (3, 1)})
+    muon, adamw = param_groups(model, OptimizerConfig(name="muon"))
     found = {group["blocks"]: [id(p) for p in group["params"]] for group in muon}
     assert found == {(3, 1): [id(model.fused.weight)], (1, 1): [id(model.out.weight)]}
     grouped = [id(p) for group in muon + adamw for p in group["params"]]
@@ -143,12 +144,12 @@ def test_muon_takes_the_hidden_matrices_and_every_parameter_is_in_one_group():
 def test_saved_state_continues_bit_for_bit(name, tmp_path):
     config = OptimizerConfig(name=name, lr=1e-2)
     model = Net()
-    optimizer = build_optimizer(model, config, {"fused.weight": (3, 1)})
+    optimizer = build_optimizer(model, config)
     set_learning_rate(optimizer, 1.0)
     train(model, optimizer)
     torch.save(optimizer.state_dict(), tmp_path / "state.pt")
     other = copy.deepcopy(model)
-    restored = build_optimizer(other, config, {"fused.weight": (3, 1)})
+    restored = build_optimizer(other, config)
     restored.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     train(model, optimizer)
     train(other, restored)
@@ -168,9 +169,7 @@ def test_a_skipped_step_leaves_no_trace(name):
     runs = []
     for bad_steps in ((), (0, 2)):
         model = Net()
-        optimizer = build_optimizer(
-            model, OptimizerConfig(name=name, lr=1e-2, weight_decay=0.1), {"fused.weight": (3, 1)}
-        )
+        optimizer = build_optimizer(model, OptimizerConfig(name=name, lr=1e-2, weight_decay=0.1))
         set_learning_rate(optimizer, 1.0)
         for step in range(3):
             if step in bad_steps:

@@ -4,7 +4,7 @@ import pytest
 
 from mlm.config.errors import InputError
 from mlm.config.training import ScheduleConfig
-from mlm.optim.schedule import learning_rate_factor
+from mlm.optim import learning_rate_factor
 
 
 def curve(total=40, **options):

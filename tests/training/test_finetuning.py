@@ -31,11 +31,12 @@ from mlm.config.training import LoggingConfig
 from mlm.data.examples import batches_by_length, encode_examples
 from mlm.data.labelled import read_task
 from mlm.data.python_docs import python_docs_digest
-from mlm.evaluation.predict import predict
-from mlm.evaluation.torch_backend import predict_logits
-from mlm.hub.pretrained import load_classifier, read_classifier_config, save_pretrained
+from mlm.evaluation.commands import predict
+from mlm.evaluation.predictor import predict_logits
+from mlm.hub.pretrained import load_classifier, read_classifier
+from mlm.hub.saving import save_pretrained
 from mlm.model.heads import MaskedLM
-from mlm.optim.schedule import learning_rate_factor
+from mlm.optim import learning_rate_factor
 from mlm.training import finetuning, run
 from mlm.training.datamodule import FinetuneDataModule
 from mlm.training.finetuning import build_model, finetune
@@ -391,7 +392,7 @@ def test_pairs_and_a_bound_on_the_length(tiny, encoder, tmp_path, caplog, capsys
     assert "of the examples are cut to 16 tokens" in caplog.text
     settings = json.loads((folder_of(config) / "model" / "tokenizer_config.json").read_text())
     assert settings["model_max_length"] == 16
-    head = read_classifier_config(folder_of(config) / "model")
+    head = read_classifier(folder_of(config) / "model")
     assert head.text_pairs is True
     with pytest.raises(InputError, match="was trained on pairs"):  # the file is what tells it
         predict(PredictConfig(summary["model_dir"], str(path), str(tmp_path / "said.csv"), text_column="a"))

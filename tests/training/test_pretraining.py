@@ -23,7 +23,7 @@ from mlm.evaluation.batch_view import training_batch
 from mlm.hub import load_pretrained
 from mlm.masking import mask_rate_at
 from mlm.model.heads import MaskedLM
-from mlm.optim.schedule import learning_rate_factor
+from mlm.optim import learning_rate_factor
 from mlm.tokenizer import load_tokenizer
 from mlm.training.engine import UNPLANNED_STEPS, rescale_and_clip
 from mlm.training.pretraining import pretrain

@@ -28,9 +28,10 @@ from mlm.config.suite import units
 from mlm.config.training import LoggingConfig
 from mlm.data.examples import encode_examples
 from mlm.data.glue import TASKS, read_glue
-from mlm.evaluation.submission import answer
-from mlm.evaluation.torch_backend import predict_logits
-from mlm.hub.pretrained import load_classifier, save_pretrained
+from mlm.evaluation.glue import answer
+from mlm.evaluation.predictor import predict_logits
+from mlm.hub.pretrained import load_classifier
+from mlm.hub.saving import save_pretrained
 from mlm.model.heads import MaskedLM
 from mlm.startup.checks import check_run
 from mlm.training import run

@@ -1,9 +1,11 @@
-"""One optimizer for the whole model: AdamW, or Muon on the hidden matrices and AdamW on the rest.
+"""One optimizer for the whole model, and its learning rate over the steps.
 
+- AdamW, or Muon on the hidden matrices and AdamW on the rest
 - Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) replaces a matrix's momentum by the
   nearest orthogonal matrix; scaled by 0.2 * sqrt(longer side), its updates have AdamW's size and share its
   learning rate (Liu et al. 2025, arXiv:2502.16982)
-- each matrix of a stacked weight (those of each head; gate and value) is orthogonalised by itself
+- each matrix of a stacked weight (those of each head; gate and value) is orthogonalised by itself: a linear
+  layer says by its attribute `blocks` how many are stacked along rows and along columns
 - weight decay acts on matrices only
 - every parameter group carries `peak_lr`; the schedule sets `lr` to a share of it before each step
 """
@@ -18,14 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlm.config.training import OptimizerConfig
+from mlm.config.training import OptimizerConfig, ScheduleConfig
 
 Share = Callable[[str], float]
 """The share of the learning rate that a parameter gets, by its name."""
-
-Blocks = tuple[int, int]
-"""How many matrices are stacked in a weight, along rows and along columns."""
-
 NEWTON_SCHULZ_COEFFICIENTS = (
     (8.0934, -23.6204, 17.4462),
     (3.6366, -2.7219, 0.5365),
@@ -36,17 +34,13 @@ leaves them (Amsel et al. 2025, arXiv:2505.16932). Three steps bring them as clo
 (3.4445, -4.7750, 2.0315)."""
 
 
-def newton_schulz(matrices: Tensor, eps: float = 1e-7) -> Tensor:
-    """Return roughly the nearest orthogonal matrices, in bfloat16.
+def newton_schulz(matrices: Tensor) -> Tensor:
+    """Return roughly the nearest orthogonal matrices, (n, rows, columns), in bfloat16.
 
     Singular values above a hundredth of the matrix's norm end in [0.73, 1.27], up to rounding. Each step
     multiplies by a polynomial of the Gram matrix of the shorter side. The last step's Gram matrix is computed
     from the one before, so one product with the matrices serves both; in earlier steps the squares of small
     singular values would be lost in the rounding of large ones.
-
-    Args:
-        matrices: (n, rows, columns).
-        eps: lower bound of the norm divided by.
     """
     tall = matrices.size(1) > matrices.size(2)
 
@@ -57,7 +51,7 @@ def newton_schulz(matrices: Tensor, eps: float = 1e-7) -> Tensor:
         return (inner, outer) if tall else (outer, inner)
 
     x = matrices.bfloat16()
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     *early, (a, b, c), (last_a, last_b, last_c) = NEWTON_SCHULZ_COEFFICIENTS
     for own, gram_share, square_share in early:
         gram = gram_of(x)
@@ -74,13 +68,7 @@ def newton_schulz(matrices: Tensor, eps: float = 1e-7) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Orthogonalised momentum; every parameter is a stack of `blocks` matrices of one size.
-
-    Args:
-        groups: parameter groups; `blocks` of a group applies to all its parameters.
-        momentum: Nesterov momentum.
-        weight_decay: decoupled.
-    """
+    """Orthogonalised Nesterov momentum; a parameter is a stack of the `blocks` matrices its group names."""
 
     def __init__(self, groups: list[dict[str, Any]], momentum: float, weight_decay: float):
         defaults = {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay, "blocks": (1, 1)}
@@ -153,11 +141,6 @@ class CombinedOptimizer(torch.optim.Optimizer):
             optimizer.step()
         return loss
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of each optimizer."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the parts, in order; of one part its own state."""
         states = [optimizer.state_dict() for optimizer in self.optimizers]
@@ -182,32 +165,23 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
 
 def param_groups(
-    model: nn.Module, config: OptimizerConfig, blocks: dict[str, Blocks], share: Share = lambda name: 1.0
+    model: nn.Module, config: OptimizerConfig, share: Share = lambda name: 1.0
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the groups for Muon and for AdamW; every trainable parameter is in exactly one.
-
-    Args:
-        model: the weights of its linear layers are the hidden matrices (embeddings are not linear layers).
-        config: names the optimizer.
-        blocks: matrices stacked in a weight, by its name; a weight not named is one matrix.
-        share: share of the learning rate, by the name of a parameter.
-    """
-    hidden = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    matrices: dict[tuple[Blocks, float], list[nn.Parameter]] = defaultdict(list)
+    """Return the groups for Muon, of the weights of linear layers, and for AdamW, of all other parameters."""
+    linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    blocks = {f"{name}.weight": getattr(module, "blocks", (1, 1)) for name, module in linear}
+    matrices: dict[tuple[tuple[int, int], float], list[nn.Parameter]] = defaultdict(list)
     decayed: dict[float, list[nn.Parameter]] = defaultdict(list)
     plain: dict[float, list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if config.name == "muon" and name in hidden:
-            matrices[blocks.get(name, (1, 1)), share(name)].append(parameter)
+        if config.name == "muon" and name in blocks:
+            matrices[blocks[name], share(name)].append(parameter)
         else:
             (decayed if parameter.ndim >= 2 else plain)[share(name)].append(parameter)
     muon_lr = config.lr if config.muon_lr is None else config.muon_lr
-    muon = [
-        {"params": found, "blocks": made_of, "peak_lr": muon_lr * part}
-        for (made_of, part), found in matrices.items()
-    ]
+    muon = [{"params": p, "blocks": n, "peak_lr": muon_lr * part} for (n, part), p in matrices.items()]
     adamw = [
         {"params": found, "peak_lr": config.lr * part, "weight_decay": decay}
         for groups, decay in ((decayed, config.weight_decay), (plain, 0.0))
@@ -217,20 +191,10 @@ def param_groups(
 
 
 def build_optimizer(
-    model: nn.Module,
-    config: OptimizerConfig,
-    blocks: dict[str, Blocks] | None = None,
-    share: Share = lambda name: 1.0,
+    model: nn.Module, config: OptimizerConfig, share: Share = lambda name: 1.0
 ) -> CombinedOptimizer:
-    """Build the optimizer; learning rates are 0 until `set_learning_rate` is called.
-
-    Args:
-        model: holds the parameters.
-        config: the optimizer and its constants.
-        blocks: see `param_groups` and `mlm.model.matrix_blocks`.
-        share: see `param_groups`.
-    """
-    muon, adamw = param_groups(model, config, blocks or {}, share)
+    """Build the optimizer; learning rates are 0 until `set_learning_rate` is called."""
+    muon, adamw = param_groups(model, config, share)
     rest = torch.optim.AdamW(adamw, lr=0.0, betas=config.betas, eps=config.eps, fused=True)
     parts = [Muon(muon, config.momentum, config.weight_decay)] if muon else []
     return CombinedOptimizer(*parts, rest)
@@ -249,3 +213,30 @@ def skip_step_if(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
     """
     for part in getattr(optimizer, "optimizers", [optimizer]):
         part.found_inf = skip.float()
+
+
+def warmup_steps(config: ScheduleConfig, total: int) -> int:
+    """Return the warm-up of a run of `total` steps, in steps; the decay schedule has none."""
+    if config.name == "decay":
+        return 0
+    return round(config.warmup_fraction * total) if config.warmup_steps is None else config.warmup_steps
+
+
+def learning_rate_factor(config: ScheduleConfig, step: int, total: int) -> float:
+    """Return the learning rate of the update after `step` finished ones, as a share of the peak.
+
+    `step` is in [0, total), so the last update has step `total - 1`. The warm-up reaches the peak with update
+    number `warmup`, and no update has a rate of 0. Cosine: Loshchilov & Hutter 2017, arXiv:1608.03983; the
+    decay of wsd, 1 - sqrt: Hägele et al. 2024, arXiv:2405.18392.
+    """
+    start = warmup_steps(config, total)
+    if step < start:
+        return (step + 1) / start
+    if config.name == "wsd":
+        start = max(total - max(round(config.decay_fraction * total), 1), start)
+    if config.name == "constant" or step < start:
+        return 1.0
+    progress = (step - start) / (total - start)
+    if config.name == "linear":
+        return 1 - progress
+    return 0.5 * (1 + math.cos(math.pi * progress)) if config.name == "cosine" else 1 - math.sqrt(progress)

@@ -1,0 +1,71 @@
+"""Changes of a trained model before more training: frozen parts, layer-wise rates, a larger vocabulary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+
+from mlm.config.errors import InputError
+from mlm.config.model import VOCAB_MULTIPLE
+from mlm.model.heads import MaskedLM, SequenceClassifier
+
+
+def depth_of(name: str, num_layers: int) -> int:
+    """Return the depth of a weight by its name: 0 for embeddings, n + 1 for layer n, num_layers + 1 above."""
+    layer = re.match(r"encoder\.layers\.(\d+)\.", name)
+    if layer:
+        return int(layer[1]) + 1
+    return 0 if name.startswith("encoder.embeddings.") else num_layers + 1
+
+
+def layer_decay(decay: float, num_layers: int) -> Callable[[str], float]:
+    """Return a function from a weight's name to its share of the learning rate, which falls with its depth.
+
+    Clark et al. 2020, arXiv:2003.10555, and Bao et al. 2021, arXiv:2106.08254, whose count of layers this is.
+    """
+    return lambda name: decay ** (num_layers + 1 - depth_of(name, num_layers))
+
+
+def freeze(model: SequenceClassifier, what: int | Literal["embeddings", "encoder"] | None) -> None:
+    """Exclude a part from training: the embeddings, them and a number of lowest layers, or the encoder.
+
+    Raises:
+        InputError: the model has fewer layers.
+    """
+    num_layers = model.config.num_hidden_layers
+    if isinstance(what, int) and what > num_layers:
+        raise InputError(f"trainer.freeze={what} is more than the {num_layers} layers of the model")
+    if what is None:
+        return
+    highest = what if isinstance(what, int) else 0
+    for name, parameter in model.named_parameters():
+        is_frozen = depth_of(name, num_layers) <= highest
+        if is_frozen or (what == "encoder" and name.startswith("encoder.")):
+            parameter.requires_grad_(False)
+
+
+TABLES = ("encoder.embeddings.token.weight", "head.output.weight", "head.bias")
+"""Weights with a row for each token; a tied model has no separate output matrix."""
+
+
+@torch.no_grad()
+def extend_vocabulary(model: MaskedLM, pieces: Mapping[int, Sequence[int]]) -> MaskedLM:
+    """Return a copy in which each new id starts as the mean of its `pieces`, without any of all tokens."""
+    old, size = model.encoder.embeddings.token.num_embeddings, max(pieces, default=-1) + 1
+    rows = old if size <= old else -(-size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    first, state = min(pieces, default=old), model.state_dict()
+    for name in state.keys() & set(TABLES):
+        table = state[name].new_zeros(rows, *state[name].shape[1:])
+        table[:old] = state[name]
+        for id_, parts in pieces.items():
+            table[id_] = state[name][list(parts) or slice(first)].mean(dim=0)
+        state[name] = table
+    with torch.device("meta"):  # sizes only: no memory, no random numbers
+        larger = MaskedLM(replace(model.config, vocab_size=rows))
+    larger.to_empty(device="cpu")
+    larger.load_state_dict(state)
+    return larger.train(model.training)

@@ -1,1 +1,0 @@
-"""`optimizer.py` builds one optimizer for the whole model, `schedule.py` its learning rate over the steps."""
