@@ -30,8 +30,8 @@ from mlm.counter import uniform
 from mlm.data.cache import content_key, locked, mark_used, reading
 from mlm.data.cleaning import distinct_texts, first_of_equals, first_of_similar, near_index
 from mlm.data.collate import Rows
+from mlm.data.formats import short_name
 from mlm.data.packing import RowTable, Spans, cut_spans, pack_documents
-from mlm.data.report import short_name
 from mlm.data.sampler import Part, divide_block
 from mlm.data.store import STORE_VERSION, TokenStore, drop_shards, finish_store, write_shards
 from mlm.data.text import Text

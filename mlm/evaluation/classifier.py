@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from mlm.config.evaluation import EvaluateConfig
 from mlm.config.model import ClassifierConfig
-from mlm.data.labelled import Table, read_table
-from mlm.data.labels import label_array, label_ids, label_names, label_numbers
+from mlm.data.labelled import Table, label_array, label_names, label_numbers, read_table
 from mlm.evaluation.metrics import class_table, counts_of_classes, score_table, task_metrics
 from mlm.evaluation.predict import read_examples, run_inference
 from mlm.evaluation.predictor import check_pairs, read_classifier, warn_truncated
@@ -63,13 +62,12 @@ def labels_of_model(table: Table, config: EvaluateConfig, classifier: Classifier
         InputError: a row has no label, or one that the model does not know.
     """
     column = config.label_column
-    cells = list(table.cells(column, "--label_column"))
+    cells = table.cells(column, "--label_column")
     if classifier.label_type == "regression":
         return label_numbers(cells, column)
     separator = config.label_separator if classifier.label_type == "multilabel" else None
     names = as_the_model_spells(label_names(cells, column, separator), classifier.labels)
-    ids = label_ids(names, classifier.labels, cells, column, "of the model")
-    return label_array(ids, classifier.label_type, len(classifier.labels))
+    return label_array(names, classifier.labels, classifier.label_type, cells, column, "of the model")
 
 
 def as_the_model_spells(names: Sequence[Sequence[str]], labels: Sequence[str]) -> list[list[str]]:

@@ -27,11 +27,8 @@ from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.launch import is_first_process, launched
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.config.parse import from_plain, to_plain
-from mlm.data.examples import (
-    LabelledBatch,
-)
+from mlm.data.examples import LabelledBatch, class_weights
 from mlm.data.labelled import LabelledTask
-from mlm.data.labels import class_weights
 from mlm.evaluation.metrics import LabelledPredictions
 from mlm.evaluation.torch_backend import classify, predict_logits
 from mlm.hub.pretrained import load_classifier

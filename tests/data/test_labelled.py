@@ -17,8 +17,8 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from mlm.config.errors import InputError
 from mlm.config.finetune import LabelledConfig
-from mlm.data.labelled import Examples, hold_out, read_table, read_task, read_texts
-from mlm.data.labels import class_weights, label_counts, sort_labels
+from mlm.data.examples import class_weights, label_counts
+from mlm.data.labelled import Examples, hold_out, read_table, read_task, read_texts, sort_labels
 
 ROWS = [("quiet lane", "calm"), ("loud street", "noisy"), ("still pond", "calm"), ("market day", "busy")]
 

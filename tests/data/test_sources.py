@@ -26,15 +26,10 @@ import pytest
 
 from mlm.config.data import SourceConfig
 from mlm.config.errors import InputError
-from mlm.data import sources
-from mlm.data.report import ReadReport
-from mlm.data.sources import (
-    DigestCache,
-    read_documents,
-    source_digest,
-    source_files,
-    source_size,
-)
+from mlm.data import text as text_module
+from mlm.data.formats import ReadReport
+from mlm.data.sources import read_documents, source_files, source_size
+from mlm.data.text import DigestCache, source_digest
 
 SAMPLE = Path(__file__).parents[2] / "data" / "sample"
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -261,7 +256,7 @@ def test_error_messages_are_one_line(tmp_path: Path) -> None:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trust the time stamps of files that were written just now."""
-    monkeypatch.setattr(sources, "UNSETTLED_NS", -(10**12))
+    monkeypatch.setattr(text_module, "UNSETTLED_NS", -(10**12))
 
 
 def digest(path: Path, cache: DigestCache, rule: str = "auto", **options: str) -> str:
@@ -300,7 +295,7 @@ def test_unchanged_files_are_read_once(
     path = write(tmp_path / "x.txt", "one")
     first = digest(path, DigestCache(tmp_path / "digests.json"))
     with monkeypatch.context() as patch:
-        patch.setattr(sources.hashlib, "file_digest", None)
+        patch.setattr(text_module.hashlib, "file_digest", None)
         assert digest(path, DigestCache(tmp_path / "digests.json")) == first
     (tmp_path / "digests.json").write_text("{ damaged")
     assert digest(path, DigestCache(tmp_path / "digests.json")) == first
