@@ -1,7 +1,4 @@
-"""Duplicate documents of a token store.
-
-Duplicates stay in the store and are only left out of the rows made from it, so one store serves a corpus
-with and without them.
+"""Duplicate documents of a token store; they stay in it and are left out of the rows made from it.
 
 - exact: by the 64-bit hash of the text; two of a billion different texts share one with a probability of 3 %
 - near: by MinHash (Broder 1997) of the runs of `RUN_TOKENS` tokens, so the vocabulary decides whether case
@@ -24,11 +21,8 @@ from mlm.config.errors import InputError
 from mlm.files import format_bytes
 
 RUN_TOKENS = 5
-"""Tokens of a run."""
-NUM_HASHES = 128
-"""Numbers in the signature of a document; the error of a similarity is about 1 / sqrt(NUM_HASHES)."""
-HASH_PARTS = 16
-"""Hashes are sorted in this many parts, one after the other, to save memory."""
+NUM_HASHES = 128  # in the signature of a document; the error of a similarity is about 1 / sqrt(NUM_HASHES)
+HASH_PARTS = 16  # hashes are sorted in so many parts, one after the other, to save memory
 
 Flags = npt.NDArray[np.bool_]
 
@@ -47,17 +41,12 @@ def first_of_equals(text_hashes: npt.NDArray[np.uint64]) -> Flags:
 
 
 def near_index() -> Any:
-    """Return the class that finds near-duplicates.
-
-    Raises:
-        InputError: its package is not installed.
-    """
+    """Return the class that finds near-duplicates, or raise InputError if its package is not installed."""
     try:
         from rensa import RMinHashDeduplicator
     except ImportError:
-        raise InputError(
-            "data.deduplicate=near needs the package rensa: pip install 'mlm[dedup]'; exact works without"
-        ) from None
+        rule = "needs the package rensa: pip install 'mlm[dedup]'; exact works without"
+        raise InputError(f"data.deduplicate=near {rule}") from None
     return RMinHashDeduplicator
 
 
@@ -68,13 +57,13 @@ def first_of_similar(documents: Iterable[npt.NDArray[np.integer]], kept: Flags, 
         documents: N documents, the tokens of each.
         kept: false for documents dropped before.
         similarity: estimated Jaccard similarity of their runs from which two documents count as similar.
-
-    Raises:
-        InputError: the package is not installed.
     """
-    make_index = near_index()
-    before = _memory()
-    index = make_index(similarity, NUM_HASHES, use_lsh=True, num_bands=_bands(similarity), seed=42)
+    make_index, before = near_index(), _memory()
+    # With b parts of a signature looked up, half of the pairs of similarity (1/b)^(b/NUM_HASHES) become
+    # candidates, which are compared: enough parts to miss few similar documents.
+    fitting = (bands for bands in (16, 32, 64) if bands ** (-bands / NUM_HASHES) < 0.9 * similarity)
+    bands = next(fitting, NUM_HASHES)
+    index = make_index(similarity, NUM_HASHES, use_lsh=True, num_bands=bands, seed=42)
     runs = ((str(place), _runs(tokens)) for place, tokens in enumerate(documents) if kept[place])
     different = index.add_pairs(runs)
     stays = kept.copy()
@@ -82,15 +71,6 @@ def first_of_similar(documents: Iterable[npt.NDArray[np.integer]], kept: Flags, 
     memory = format_bytes(max(_memory() - before, 0))
     log.info("near-duplicates: an index of %s documents took %s of memory", f"{len(different):,}", memory)
     return stays
-
-
-def _bands(similarity: float) -> int:
-    """Return the number of parts of a signature that are looked up: enough to miss few similar documents.
-
-    With b parts, half of the pairs of similarity (1/b)^(b/NUM_HASHES) become candidates, which are compared.
-    """
-    fitting = (bands for bands in (16, 32, 64) if bands ** (-bands / NUM_HASHES) < 0.9 * similarity)
-    return next(fitting, NUM_HASHES)
 
 
 def _runs(tokens: npt.NDArray[np.integer]) -> list[bytes]:
@@ -113,7 +93,6 @@ def distinct_texts(texts: Iterable[str]) -> Iterator[str]:
 def _memory() -> int:
     """Return the resident memory of this process in bytes; 0 where /proc is missing."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -33,9 +33,9 @@ from mlm.data.collate import Rows
 from mlm.data.formats import short_name
 from mlm.data.packing import RowTable, Spans, cut_spans, pack_documents
 from mlm.data.sampler import Part, divide_block
-from mlm.data.store import STORE_VERSION, TokenStore, drop_shards, finish_store, write_shards
+from mlm.data.store import STORE_VERSION, TokenStore, finish_store, partial_folder, write_shards
 from mlm.data.text import Text
-from mlm.files import format_bytes, replacing
+from mlm.files import format_bytes, remove, replacing
 from mlm.tokenizer import (
     TOKENIZER_VERSION,
     SpecialTokens,
@@ -46,15 +46,12 @@ from mlm.tokenizer import (
 )
 
 Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 
-FEW_DOCUMENTS = 200
-"""Below this many documents the held-out part is made of blocks instead of whole documents."""
-BLOCK_TOKENS = 2000
-"""Size of such a block."""
-UNKNOWN_WARNING_RATE = 0.01
-"""Share of unknown tokens that causes a warning."""
-ROWS_VERSION = 5
-"""Changes whenever the same store would give other rows."""
+FEW_DOCUMENTS = 200  # below so many the held-out part is made of blocks instead of whole documents
+BLOCK_TOKENS = 2000  # of such a block
+UNKNOWN_WARNING_RATE = 0.01  # share of unknown tokens that causes a warning
+ROWS_VERSION = 5  # changes whenever the same store would give other rows
 
 log = logging.getLogger(__name__)
 
@@ -96,10 +93,10 @@ def prepare_evaluation(config: CorpusConfig, tokenizer: Tokenizer) -> Rows:
     """Read and pack the whole of a corpus for evaluation with a given tokenizer."""
     store = _store(Text(config), tokenizer)
     assert store is not None, "one machine writes all shards"
-    documents, special = store.documents.take(_kept(store, config)), SpecialTokens.from_tokenizer(tokenizer)
-    _require_ordinary(store.counts(num_ids(tokenizer), documents), special, config)
+    documents = store.documents.take(_kept(store, config))
+    _count_ordinary(store, documents, config, tokenizer)
     table = pack_documents(documents, config.seq_len, config.packing)
-    return Rows(store, table, special, config.seq_len, config.packing)
+    return Rows(store, table, SpecialTokens.from_tokenizer(tokenizer), config.seq_len, config.packing)
 
 
 def prepare_store(
@@ -107,8 +104,7 @@ def prepare_store(
 ) -> tuple[Tokenizer, TokenStore | None]:
     """Prepare the vocabulary, and the token store or the share of machine i of n, `machine`.
 
-    Returns:
-        The tokenizer, and the store; None while other machines have shards to write.
+    The store is None while other machines have shards to write.
     """
     text = Text(config)
     tokenizer = prepare_tokenizer(text, tokenizer_config)
@@ -169,7 +165,7 @@ def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) 
             try:
                 text.check_unchanged()
             except InputError:
-                drop_shards(folder)
+                remove(partial_folder(folder))
                 raise
             pairs = zip(text.config.sources, text.reports, strict=True)
             read = [{"path": source.path, "summary": report.summary()} for source, report in pairs]
@@ -212,9 +208,8 @@ def _log_facts(store: TokenStore, config: CorpusConfig) -> None:
     if facts["num_duplicates"]:
         number, documents = facts["num_duplicates"], facts["num_documents"]
         share = f"{number:,} of {documents:,} documents ({number / documents:.1%})"
-        advice = "they are left out of the rows"
-        if config.deduplicate == "none":
-            advice = "data.deduplicate=exact leaves them out"
+        kept = config.deduplicate == "none"
+        advice = "data.deduplicate=exact leaves them out" if kept else "they are left out of the rows"
         log.info("duplicates: %s repeat an earlier one; %s", share, advice)
 
 
@@ -256,7 +251,7 @@ def split_documents(
     units, hashes = store.documents, store.text_hashes
     if kept is not None:
         units, hashes = units.take(kept), hashes[kept]
-    block: npt.NDArray[np.int64] = np.zeros(len(hashes), np.int64)
+    block: Ints = np.zeros(len(hashes), np.int64)
     if len(hashes) < FEW_DOCUMENTS:
         counts = -(-units.lengths // BLOCK_TOKENS)
         block = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -293,27 +288,28 @@ def _split_and_pack(store: TokenStore, config: CorpusConfig, tokenizer: Tokenize
             kept = None if config.deduplicate == "none" else _kept(store, config)
             fraction, bound = config.validation_fraction, config.max_validation_tokens
             train, validation = split_documents(store, fraction, bound, kept)
-            counts = [store.counts(num_ids(tokenizer), spans) for spans in (train, validation)]
-            for part in counts:
-                _require_ordinary(part, special, config)
+            counts = [_count_ordinary(store, spans, config, tokenizer) for spans in (train, validation)]
             table, mix = _pack_mix(store, train, config)
-            held_out = pack_documents(validation, config.seq_len, config.packing)
+            tables = {
+                "train": table,
+                "validation": pack_documents(validation, config.seq_len, config.packing),
+            }
             with replacing(folder) as temporary:
                 temporary.mkdir()
-                _save_table(temporary / "train", table)
-                _save_table(temporary / "validation", held_out)
+                for name, table in tables.items():
+                    _save_table(temporary / name, table)
                 facts = {"parts": mix, "unigram_entropy": _unigram_entropy(*counts)}
                 (temporary / "facts.json").write_text(json.dumps(facts))
     with reading(folder):
         facts = json.loads((folder / "facts.json").read_text())
         names = [source.path for source in config.sources]
         parts = tuple(Part(rows, per_block, names[source]) for rows, per_block, source in facts["parts"])
-        rows_of = [
-            Rows(store, _load_table(folder / name), special, config.seq_len, config.packing)
-            for name in ("train", "validation")
-        ]
+        train_rows, validation_rows = (
+            Rows(store, _load_table(folder / name), special, config.seq_len, config.packing, of)
+            for name, of in (("train", parts), ("validation", ()))
+        )
         entropy = facts["unigram_entropy"]
-    return Corpus(tokenizer, special, store, replace(rows_of[0], parts=parts), rows_of[1], entropy)
+    return Corpus(tokenizer, special, store, train_rows, validation_rows, entropy)
 
 
 def _pack_mix(
@@ -321,8 +317,7 @@ def _pack_mix(
 ) -> tuple[RowTable, list[tuple[int, int, int]]]:
     """Pack the training part; with weights, source by source.
 
-    Returns:
-        The table; with weights also (number of rows, rows a block, index) of each source that has rows.
+    Then (number of rows, rows a block, index) of each source that has rows are returned too.
     """
     weights = [source.weight for source in config.sources]
     if None in weights:
@@ -350,25 +345,24 @@ def _save_table(folder: Path, table: RowTable) -> None:
 
 
 def _load_table(folder: Path) -> RowTable:
-    offsets, starts, lengths = (
-        np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "starts", "lengths")
-    )
+    names = ("offsets", "starts", "lengths")
+    offsets, starts, lengths = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in names)
     if not offsets[-1] == len(starts) == len(lengths):
         raise ValueError(f"{folder.name}: the files are of different rows")
     return RowTable(offsets, Spans(starts, lengths))
 
 
-def _unigram_entropy(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]) -> float:
+def _unigram_entropy(train: Ints, validation: Ints) -> float:
     """Return -sum_v q(v) ln p(v): q are the validation shares, p those of the training counts plus one."""
     log_share = np.log((train + 1) / (train.sum() + len(train)))
     return float(-(validation * log_share).sum() / validation.sum())
 
 
-def _require_ordinary(counts: npt.NDArray[np.int64], special: SpecialTokens, config: CorpusConfig) -> None:
-    """Refuse text without a token to predict: every loss on it would be 0."""
-    if counts.sum() == counts[list(special.ids)].sum():
+def _count_ordinary(store: TokenStore, spans: Spans, config: CorpusConfig, tokenizer: Tokenizer) -> Ints:
+    """Return how often each id occurs; refuse text without a token to predict: every loss would be 0."""
+    counts = store.counts(num_ids(tokenizer), spans)
+    if counts.sum() == counts[list(SpecialTokens.from_tokenizer(tokenizer).ids)].sum():
         names = ", ".join(source.path for source in config.sources)
-        raise InputError(
-            f"{names}: the vocabulary knows no token of the text; every word has a new character or is too "
-            "long: train one of type bpe, which can write every text"
-        )
+        why = "every word has a new character or is too long: train one of type bpe, which can write any text"
+        raise InputError(f"{names}: the vocabulary knows no token of the text; {why}")
+    return counts

@@ -1,8 +1,8 @@
 """The token store: a corpus as token ids on disk, memory-mapped, readable by any Arrow engine.
 
 - a folder of Arrow IPC stream files ("shards"), uncompressed, one record batch each, one row a document, and
-  `manifest.json`; `TokenStore.as_dataset` and `datasets.Dataset.from_file` open the files as they are
-- columns: `input_ids` (large_list of uint16 or uint32, no special tokens), `text_hash`, `num_bytes` (uint64)
+  `manifest.json`; columns `input_ids` (large_list of uint16 or uint32, no special tokens), `text_hash` and
+  `num_bytes` (uint64)
 - values and offsets are zero-copy numpy views: opening costs the same for any size
 - documents are in the order of the sources; a shard holds documents of one source and is cut by characters,
   so it depends on the text alone: a killed run resumes with the missing shards, and several machines write
@@ -39,31 +39,19 @@ from mlm.tokenizer import SpecialTokens, text_groups
 if TYPE_CHECKING:
     import datasets
 
-SHARD_CHARACTERS = 2**25
-"""A shard is closed once it holds this much text: some 16 MB of tokens."""
-BATCH_CHARACTERS = 2**20
-"""Documents are tokenized together up to about this much text."""
-TABLES_SHARE = 0.2
-"""Space that the row tables need, as a share of the store."""
-STORE_VERSION = 2
-"""Changes whenever the same text would give other bytes."""
-
-COUNTED = 2**22
-"""Tokens counted together: counting copies them to 64-bit integers, so the copy is kept small."""
-AROUND = 2**15
-"""Tokens that the system reads at least around one that is looked at: 64 KiB."""
-RELEASED = 2**25
-"""Tokens after which the pages read are released."""
+SHARD_CHARACTERS = 2**25  # of text in a shard: some 16 MB of tokens
+BATCH_CHARACTERS = 2**20  # documents are tokenized together up to about this much text
+TABLES_SHARE = 0.2  # space that the row tables need, as a share of the store
+STORE_VERSION = 2  # changes whenever the same text would give other bytes
+COUNTED = 2**22  # tokens counted together: counting copies them to 64-bit integers
+AROUND = 2**15  # tokens that the system reads at least around one that is looked at: 64 KiB
+RELEASED = 2**25  # tokens after which the pages read are released
 
 log = logging.getLogger(__name__)
 
 
 class TokenStore:
-    """A finished store, opened read-only; a token is addressed by its place in the whole corpus.
-
-    Args:
-        folder: made by `finish_store`.
-    """
+    """A finished store, opened read-only; a token is addressed by its place in the whole corpus."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -161,7 +149,7 @@ def write_shards(
     Raises:
         InputError: the disk has no room; finished shards are kept.
     """
-    partial = _partial(folder)
+    partial = partial_folder(folder)
     with disk_errors(partial):
         partial.mkdir(parents=True, exist_ok=True)
     done = {path.name for path in partial.glob("shard-*")}
@@ -210,7 +198,7 @@ def finish_store(
     Raises:
         InputError: the text has no token at all.
     """
-    partial = _partial(folder)
+    partial = partial_folder(folder)
     names = [_shard_name(shard) for shard in range(sum(shards))]
     if not all((partial / name).exists() for name in names):
         return None
@@ -237,12 +225,8 @@ def finish_store(
     return TokenStore(folder)
 
 
-def drop_shards(folder: Path) -> None:
-    """Remove the shards of an unfinished store."""
-    remove(_partial(folder))
-
-
-def _partial(folder: Path) -> Path:
+def partial_folder(folder: Path) -> Path:
+    """Return the folder of the shards of an unfinished store."""
     return folder.with_name(folder.name + PARTIAL)
 
 
@@ -294,10 +278,11 @@ def _view(column: pa.Array) -> npt.NDArray[Any]:
 
 def _source_counts(shards: list[pa.RecordBatch]) -> dict[str, int]:
     """Return the counts of the shards of one source."""
-    return {
+    counts = {
         "num_documents": sum(len(shard) for shard in shards),
         "num_tokens": sum(len(shard.column("input_ids").values) for shard in shards),
         "num_bytes": sum(int(_view(shard.column("num_bytes")).sum()) for shard in shards),
-        "num_unknown": sum(int(shard.schema.metadata[b"num_unknown"]) for shard in shards),
-        "num_without_tokens": sum(int(shard.schema.metadata[b"num_without_tokens"]) for shard in shards),
     }
+    for name in ("num_unknown", "num_without_tokens"):
+        counts[name] = sum(int(shard.schema.metadata[name.encode()]) for shard in shards)
+    return counts
