@@ -36,12 +36,7 @@ def permute(index: npt.NDArray[np.int64], size: int, *key: int) -> npt.NDArray[n
 
     A four-round Feistel network over the smallest even number of bits that holds `size`; images outside are
     mapped again until they fall inside ("cycle walking", Black & Rogaway 2002). It costs the same for any
-    position and any size, and needs no memory.
-
-    Args:
-        index: positions in [0, size), any shape.
-        size: length of the permuted range, at least 1.
-        *key: integers that name the permutation.
+    position in `index` and any size, and needs no memory; the integers of `key` name the permutation.
     """
     half = max((size - 1).bit_length() + 1, 2) // 2
     out = index.astype(np.uint64)

@@ -40,7 +40,10 @@ def replacing(path: Path, place: str = CACHE_PLACE) -> Iterator[Path]:
     try:
         with disk_errors(path, place):
             yield temporary
-            _sync(temporary)
+            for file in [temporary, *temporary.rglob("*")]:
+                if file.is_file():
+                    with file.open("rb") as opened:
+                        os.fsync(opened.fileno())
             _move(temporary, path)
     except BaseException:
         remove(temporary)
@@ -66,10 +69,11 @@ def _move(source: Path, path: Path) -> None:
 def _swap(first: Path, second: Path) -> bool:
     """Swap two names in one step, by Linux's renameat2; return False where there is no such call."""
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
-    if renameat2 is None:
-        return False
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return renameat2(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
+    return (
+        renameat2 is not None
+        and renameat2(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
+    )
 
 
 def recover(path: Path) -> None:
@@ -96,10 +100,8 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write plain values as JSON, atomically; non-finite numbers of the top level become null."""
     if isinstance(value, dict):
-        value = {
-            name: None if isinstance(entry, float) and not math.isfinite(entry) else entry
-            for name, entry in value.items()
-        }
+        bad = {key for key, entry in value.items() if isinstance(entry, float) and not math.isfinite(entry)}
+        value = {**value, **dict.fromkeys(bad)}
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
@@ -109,14 +111,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Flush a file, or all files of a folder, to the disk before it gets its final name."""
-    for file in [path, *path.rglob("*")]:
-        if file.is_file():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
 
 
 @contextlib.contextmanager
@@ -131,10 +125,9 @@ def disk_errors(path: Path, place: str = CACHE_PLACE) -> Iterator[None]:
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        raise DiskError(
-            f"{path}: cannot be written: {error.strerror or error} ({format_bytes(free_space(path))} free "
-            f"there); nothing half-written is kept; make room, or name another {place}"
-        ) from error
+        why = f"{error.strerror or error} ({format_bytes(free_space(path))} free there)"
+        remedy = f"nothing half-written is kept; make room, or name another {place}"
+        raise DiskError(f"{path}: cannot be written: {why}; {remedy}") from error
 
 
 def free_space(path: Path) -> int:

@@ -290,14 +290,11 @@ def _split_and_pack(store: TokenStore, config: CorpusConfig, tokenizer: Tokenize
             train, validation = split_documents(store, fraction, bound, kept)
             counts = [_count_ordinary(store, spans, config, tokenizer) for spans in (train, validation)]
             table, mix = _pack_mix(store, train, config)
-            tables = {
-                "train": table,
-                "validation": pack_documents(validation, config.seq_len, config.packing),
-            }
+            held_out = pack_documents(validation, config.seq_len, config.packing)
             with replacing(folder) as temporary:
                 temporary.mkdir()
-                for name, table in tables.items():
-                    _save_table(temporary / name, table)
+                _save_table(temporary / "train", table)
+                _save_table(temporary / "validation", held_out)
                 facts = {"parts": mix, "unigram_entropy": _unigram_entropy(*counts)}
                 (temporary / "facts.json").write_text(json.dumps(facts))
     with reading(folder):
