@@ -33,10 +33,7 @@ def available_cores(own_groups: Path = OWN_GROUPS, groups: Path = GROUPS) -> int
 
 
 def busy_seconds(stat: Path = STAT) -> float | None:
-    """Return the busy time of the cores in the affinity mask, summed, whichever program used them.
-
-    Only differences have a meaning, as with `time.process_time`. None: not Linux; see proc(5).
-    """
+    """Return the busy time of the cores in the affinity mask, counted from the boot; None: not Linux."""
     with suppress(OSError, ValueError, AttributeError):  # the last where there is no affinity mask
         cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         rows = [line.split() for line in stat.read_text().splitlines() if line]

@@ -69,11 +69,10 @@ def _move(source: Path, path: Path) -> None:
 def _swap(first: Path, second: Path) -> bool:
     """Swap two names in one step, by Linux's renameat2; return False where there is no such call."""
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return (
-        renameat2 is not None
-        and renameat2(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
-    )
+    return renameat2(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
 
 
 def recover(path: Path) -> None:

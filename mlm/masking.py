@@ -66,14 +66,10 @@ class Masking:
     def __call__(
         self, input_ids: Ints, seed: int, passes: Ints, rows: Ints, rate: float | None = None
     ) -> MaskedTokens:
-        """Hide tokens.
+        """Hide tokens of `input_ids`, (B, S) with CLS and SEP at least; padding is a special id.
 
-        Args:
-            input_ids: (B, S) ids, padding included (padding is a special id); a row has CLS and SEP at least.
-            seed: seed of the run.
-            passes: (B,) number of earlier passes over the data.
-            rows: (B,) row numbers in the row table.
-            rate: share of the ordinary tokens to predict, at most `self.rate`; None: `self.rate`.
+        `passes` and `rows`, (B,), are the number of earlier passes over the data and the row numbers in the
+        row table; `rate` is at most `self.rate`, and None means that.
         """
         rate = self.rate if rate is None else rate
         key = (seed, passes[:, None], rows[:, None])

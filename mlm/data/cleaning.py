@@ -53,10 +53,7 @@ def near_index() -> Any:
 def first_of_similar(documents: Iterable[npt.NDArray[np.integer]], kept: Flags, similarity: float) -> Flags:
     """Return (N,) true for the documents of `kept` (N,) that are not similar to an earlier one that stays.
 
-    Args:
-        documents: N documents, the tokens of each.
-        kept: false for documents dropped before.
-        similarity: estimated Jaccard similarity of their runs from which two documents count as similar.
+    From the estimated Jaccard `similarity` of their runs two documents, arrays of tokens, count as similar.
     """
     make_index, before = near_index(), _memory()
     # With b parts of a signature looked up, half of the pairs of similarity (1/b)^(b/NUM_HASHES) become

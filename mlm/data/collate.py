@@ -131,11 +131,7 @@ class MaskedRows(Dataset[MaskedBatch]):
 
 
 def build_masking(config: MaskingConfig, rate: float, tokenizer: Tokenizer) -> Masking:
-    """Return the masking of a tokenizer's ids at one rate.
-
-    Raises:
-        InputError: the strategy is whole_word, and the beginnings of words are unknown for this tokenizer.
-    """
+    """Return the masking of a tokenizer's ids at one rate; whole_word needs to know where words begin."""
     special = SpecialTokens.from_tokenizer(tokenizer)
     added = tokenizer.get_added_tokens_decoder().items()
     is_special = np.ones(num_ids(tokenizer), bool)  # unused ids too

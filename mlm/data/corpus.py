@@ -61,7 +61,6 @@ class Corpus:
     """A prepared corpus."""
 
     tokenizer: Tokenizer
-    special: SpecialTokens
     store: TokenStore
     train: Rows
     validation: Rows
@@ -75,11 +74,7 @@ class Corpus:
 
 
 def prepare_corpus(config: CorpusConfig, tokenizer_config: TokenizerConfig) -> Corpus:
-    """Read, tokenize, clean, split and pack a corpus, or reuse the cache.
-
-    Raises:
-        InputError: a source cannot be read or holds no text, or the disk is full.
-    """
+    """Read, tokenize, clean, split and pack a corpus, or reuse the cache."""
     tokenizer, store = prepare_store(config, tokenizer_config)
     assert store is not None, "one machine writes all shards"
     corpus = _split_and_pack(store, config, tokenizer)
@@ -236,17 +231,12 @@ def _kept(store: TokenStore, config: CorpusConfig) -> Bools:
 def split_documents(
     store: TokenStore, fraction: float, max_validation_tokens: int, kept: Bools | None = None
 ) -> tuple[Spans, Spans]:
-    """Divide a corpus into the spans for training and for validation.
+    """Divide the `kept` (N,) documents of a corpus into the spans for training and for validation.
 
     A document is held out when the hash of its content is below `fraction`: duplicates are in one part, and
-    text added later moves no document. With few documents, blocks of them are divided instead. No part is
-    ever empty; a corpus of a single unit is in both parts, with a warning.
-
-    Args:
-        store: the corpus.
-        fraction: share of the documents that is held out.
-        max_validation_tokens: bound of the validation tokens, drawn from the whole held-out part.
-        kept: (N,) the documents to divide; None: all.
+    text added later moves no document. The validation tokens are drawn from the whole held-out part. With few
+    documents, blocks of them are divided instead. No part is ever empty; a corpus of a single unit is in both
+    parts, with a warning.
     """
     units, hashes = store.documents, store.text_hashes
     if kept is not None:
@@ -306,16 +296,13 @@ def _split_and_pack(store: TokenStore, config: CorpusConfig, tokenizer: Tokenize
             for name, of in (("train", parts), ("validation", ()))
         )
         entropy = facts["unigram_entropy"]
-    return Corpus(tokenizer, special, store, train_rows, validation_rows, entropy)
+    return Corpus(tokenizer, store, train_rows, validation_rows, entropy)
 
 
 def _pack_mix(
     store: TokenStore, train: Spans, config: CorpusConfig
 ) -> tuple[RowTable, list[tuple[int, int, int]]]:
-    """Pack the training part; with weights, source by source.
-
-    Then (number of rows, rows a block, index) of each source that has rows are returned too.
-    """
+    """Pack the training part; with weights by source, and return (rows, rows a block, index) of each."""
     weights = [source.weight for source in config.sources]
     if None in weights:
         return pack_documents(train, config.seq_len, config.packing), []

@@ -172,9 +172,6 @@ def encode_in_order(
     """Encode labelled batches of documents, drawn as needed, and yield them in the same order.
 
     With 1 core in `processes` no process is started, and the library's threads are turned off too.
-
-    Raises:
-        InputError: a process was killed, or could not start.
     """
     batches = iter(batches)
     encode = DocumentEncoder(tokenizer)

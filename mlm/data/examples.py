@@ -110,10 +110,7 @@ class EncodedExamples:
 def encode_examples(tokenizer: Tokenizer, examples: Examples, max_length: int | None) -> EncodedExamples:
     """Tokenize texts, special tokens included, to at most `max_length` tokens each.
 
-    The tokenizer's own padding and truncation neither count nor change.
-
-    Raises:
-        InputError: the tokenizer puts no [CLS] first, which the model looks at.
+    The tokenizer's own padding and truncation neither count nor change; it must put [CLS] first.
     """
     special = SpecialTokens.from_tokenizer(tokenizer)
     ids, types, offsets, num_truncated = [np.zeros(0, np.int32)], [np.zeros(0, np.int8)], [0], 0

@@ -243,14 +243,9 @@ def text_blocks(
 ) -> Iterator[str]:
     """Decode a stream block by block; in the blocks every line ends with LF.
 
-    Args:
-        stream: the content.
-        name: its name in errors.
-        encoding: its encoding.
-        errors: strict or replace.
-        report: counts the bytes replaced; if bad rows may be left out, bytes that are not in the encoding
-            are decoded to lone surrogates, which `good_lines` detects.
-        advice: how to set another encoding, which replaces {}.
+    `report` counts the bytes replaced; if bad rows may be left out, bytes that are not in the encoding are
+    decoded to lone surrogates, which `good_lines` detects. `errors` is strict or replace. `advice` says how
+    to set another encoding, which replaces {}.
     """
     report = report or ReadReport(name)
     try:

@@ -168,9 +168,6 @@ def read_glue(name: str, glue_dir: str | None) -> LabelledTask:
     """Read the training and validation examples of a task, and its second validation set if it is there.
 
     `glue_dir` is the folder of the official folders; None: the hub's copy.
-
-    Raises:
-        InputError: a file is missing or a line of it is invalid; or the hub cannot be reached.
     """
     spec, parts = TASKS[name], {}
     for part, facts in spec.parts.items():
@@ -212,9 +209,6 @@ def check_parts(name: str, glue_dir: str | None, with_test: bool = False) -> Non
     """Check the files of a task before anything is trained; the hub has all.
 
     Warns of averages that cannot be given, and `with_test` of answers that the server will refuse.
-
-    Raises:
-        InputError: names the folder and the file that is missing, or a file of answers that cannot be read.
     """
     for part, facts in TASKS[name].parts.items() if glue_dir else ():
         if facts.suffix:

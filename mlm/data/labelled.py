@@ -135,13 +135,7 @@ class Table:
 
 
 def read_table(path: str, encoding: str = "utf-8", option: str = "--encoding") -> Table:
-    """Read a file of rows, a URL, a folder of `save_to_disk` or a data set of the hub.
-
-    The flag `option` sets the encoding.
-
-    Raises:
-        InputError: it is not a table, is empty, or cannot be read; names file and line.
-    """
+    """Read a table from a file, a URL, a saved data set or the hub; the flag `option` sets the encoding."""
     if is_data_set(path):
         rows = list(data_set_rows(path, named=True))
     else:
@@ -174,11 +168,7 @@ def read_texts(path: str, column: str, encoding: str = "utf-8") -> list[str]:
 
 
 def read_task(config: LabelledConfig) -> LabelledTask:
-    """Read the labelled files of a configuration.
-
-    Raises:
-        InputError: a file, column, text or label is invalid.
-    """
+    """Read the labelled files of a configuration."""
     assert config.train, "a run without a file has a built-in task"
     table, train = _read(config, config.train)
     labels, values = _labels(config, table)
@@ -248,9 +238,6 @@ def hold_out(examples: Examples, fraction: float, name: str) -> tuple[Examples, 
 
     An example is held out when the hash of its texts falls under `fraction`: duplicates stay on one side, and
     rows added later move none. Every class keeps an example to train on.
-
-    Raises:
-        InputError: there are too few different texts to divide.
     """
     share, labels = uniform(text_hashes(examples).view(np.int64)), examples.labels
     assert labels is not None, "only labelled examples are divided"
@@ -297,12 +284,9 @@ def sort_labels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def label_names(cells: Sequence[Cell], column: str, separator: str | None) -> list[list[str]]:
-    """Return the names of each row's labels.
+    """Return the names of each row's labels; refuse rows with a missing or invalid one, or with -1.
 
     With a `separator` a row may have any number of labels, in one text or a list; without, it has one.
-
-    Raises:
-        InputError: a label is missing, is -1, or is not a valid name; names the row.
     """
     rows = []
     for place, value in cells:

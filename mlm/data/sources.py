@@ -47,18 +47,11 @@ def read_documents(
     progress: Callable[[int], None] = lambda num_bytes: None,
     bounds: tuple[float, float] = (0, math.inf),
 ) -> Iterator[str]:
-    """Yield the documents of one source as they are read.
+    """Yield the documents of one source as they are read; those outside `bounds` are left out.
 
-    Args:
-        source: where to read; `python-docs` is read from its file (`python_docs_file`). The caller applies
-            the source's own `document`.
-        rule: how plain text is split into documents; in all other formats a row is a document.
-        report: counts documents and losses, and holds whether bad rows may be left out.
-        progress: called with the number of stored bytes after each block, as `source_size` counts them.
-        bounds: documents of fewer or more characters are left out.
-
-    Raises:
-        InputError: the source does not exist, has no documents, or cannot be read; names the place.
+    `rule`, which the caller takes from the source or the corpus, splits plain text; in other formats a row is
+    a document. `report` counts documents and losses, and holds whether bad rows may be left out; `progress`
+    gets the stored bytes of each block. A source without documents is an InputError.
     """
     report = report or ReadReport(source.path)
     before = report.documents
@@ -104,8 +97,7 @@ def _read(
 def source_files(source: SourceConfig) -> list[str]:
     """Return the paths or URLs of the files of a source, sorted; each is of a known format.
 
-    A folder means every file of a known format below it. Hidden files and other suffixes are skipped, and of
-    a saved data set in splits, all but the split `train`.
+    A folder means every such file below it that is not hidden; of a saved data set in splits, only `train`.
     """
     with readable(source.path, Exception if not source.is_local else (OSError, ValueError)):
         found = _local_files(source) if source.is_local else _urls(source.path)
@@ -212,10 +204,7 @@ def is_data_set(path: str) -> bool:
 
 
 def hub_revision(path: str) -> str:
-    """Return the current commit of a hub data set, or raise InputError within seconds.
-
-    `load_dataset` retries for half a minute where the hub cannot be reached.
-    """
+    """Return the current commit of a hub data set, or raise InputError at once; `load_dataset` takes 30 s."""
     from huggingface_hub import HfApi
 
     name = HubName.parse(path).repository

@@ -133,21 +133,12 @@ def write_shards(
     machine: tuple[int, int] = (1, 1),
     share_read: Callable[[], float | None] = lambda: 1.0,
 ) -> list[int]:
-    """Write the missing shards of a store; memory holds a shard of tokens and a few batches of text.
+    """Write the missing shards of a store, whose final place is `folder`; return how many each source has.
 
-    Args:
-        folder: final place of the store.
-        sources: the documents of each, streamed.
-        tokenizer: encodes them.
-        processes: number of cores that tokenize; changes no byte.
-        machine: (i, n) writes the share of machine i of n, counted from 1: every n-th shard.
-        share_read: returns the share of all text read so far, from which the space for the rest is estimated.
-
-    Returns:
-        The number of shards of each source, those of other machines included.
-
-    Raises:
-        InputError: the disk has no room; finished shards are kept.
+    Memory holds a shard of tokens and a few batches of text. Machine i of n, (i, n) counted from 1, writes
+    every n-th shard. `share_read` returns the share of all text read so far, from which the space for the
+    rest is estimated. `processes` is the number of cores that tokenize; it changes no byte. If the disk has
+    no room, finished shards are kept.
     """
     partial = partial_folder(folder)
     with disk_errors(partial):
@@ -189,14 +180,8 @@ def finish_store(
 ) -> TokenStore | None:
     """Write the manifest and give the store its name; None as long as shards of other machines are missing.
 
-    Args:
-        folder: final place of the store.
-        shards: the result of `write_shards`.
-        sources: facts about each source, to which the counts are added.
-        facts: further entries of the manifest.
-
-    Raises:
-        InputError: the text has no token at all.
+    `shards` is the result of `write_shards`; the counts are added to the facts about each of the `sources`;
+    `facts` are further entries of the manifest.
     """
     partial = partial_folder(folder)
     names = [_shard_name(shard) for shard in range(sum(shards))]
