@@ -28,12 +28,21 @@ from mlm.config.parse import to_plain
 from mlm.cores import available_cores
 from mlm.counter import uniform
 from mlm.data.cache import content_key, locked, mark_used, reading
-from mlm.data.cleaning import distinct_texts, first_of_equals, first_of_similar, near_index
 from mlm.data.collate import Rows
 from mlm.data.formats import short_name
 from mlm.data.packing import RowTable, Spans, cut_spans, pack_documents
 from mlm.data.sampler import Part, divide_block
-from mlm.data.store import STORE_VERSION, TokenStore, finish_store, partial_folder, write_shards
+from mlm.data.store import (
+    STORE_VERSION,
+    TokenStore,
+    distinct_texts,
+    finish_store,
+    first_of_equals,
+    first_of_similar,
+    near_index,
+    partial_folder,
+    write_shards,
+)
 from mlm.data.text import Text
 from mlm.files import format_bytes, remove, replacing
 from mlm.tokenizer import (

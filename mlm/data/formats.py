@@ -53,7 +53,6 @@ class ReadReport:
     name: str
     files: int = 0
     documents: int = 0
-    bytes_read: int = 0  # as stored, compressed ones included
     blank_lines: int = 0
     rows: int = 0  # of tables and data sets, those without text included
     rows_without_text: int = 0
@@ -234,14 +233,14 @@ def decompressed(stored: Any) -> Any:
 
 
 def text_blocks(
-    stream: Any,
+    stored: Any,
     name: str,
     encoding: str,
     errors: str = "strict",
     report: ReadReport | None = None,
     advice: str = "give this source its encoding, encoding: {}",
 ) -> Iterator[str]:
-    """Decode a stream block by block; in the blocks every line ends with LF.
+    """Decompress and decode a buffered file block by block; in the blocks every line ends with LF.
 
     `report` counts the bytes replaced; if bad rows may be left out, bytes that are not in the encoding are
     decoded to lone surrogates, which `good_lines` detects. `errors` is strict or replace. `advice` says how
@@ -255,10 +254,10 @@ def text_blocks(
     assert codec.incrementaldecoder, "the configuration allows text encodings only"
     escape = errors == "replace" or report.skip_bad_rows
     decoder = codec.incrementaldecoder("surrogateescape" if escape else "strict")
-    newlines = io.IncrementalNewlineDecoder(None, translate=True)
+    newlines, content = io.IncrementalNewlineDecoder(None, translate=True), decompressed(stored)
     position, line, at_start = 0, 1, True
     while True:
-        block = stream.read(BLOCK_BYTES)
+        block = content.read(BLOCK_BYTES)
         wide = _wide_encoding(block) if not position else None
         if wide and not codec.name.startswith(("utf-16", "utf-32")):
             problem = f"this is {wide} and not {encoding}; {advice.format(wide)}"

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -279,7 +279,6 @@ def read_part(name: str, part: str, glue_dir: str | None) -> Examples:
     examples = []
     for file in files:
         table = read_table(str(file))
-        _check_columns(table.name, table.columns, [*texts, *([label] if label else [])])
         examples.append(_examples(spec, table, texts, label, _ids_of_copy(spec, file)))
     pairs = [text for one in examples for text in one.pairs or ()]
     labels = np.concatenate([one.labels for one in examples]) if label else None
@@ -311,7 +310,8 @@ def _read_official(path: Path, columns: list[str], header: tuple[str, ...], quot
     names = list(header) or [name.strip() for name in (lines.pop(0)[1] if lines else [])]
     if not lines:
         raise InputError(f"{path}: has no rows")
-    _check_columns(f"{path}, line 1", names, columns)
+    if missing := [column for column in columns if column not in names]:
+        raise InputError(f"{path}, line 1: has no column {missing[0]}, but {', '.join(names)}")
     places = {column: names.index(column) for column in columns}
     rows, odd = [], []
     for number, cells in lines:
@@ -326,12 +326,6 @@ def _read_official(path: Path, columns: list[str], header: tuple[str, ...], quot
     if odd:
         log.warning("%s; %d such row(s) are skipped", odd[0], len(odd))
     return rows
-
-
-def _check_columns(place: str, there: Sequence[str], wanted: Sequence[str]) -> None:
-    for column in wanted:
-        if column not in there:
-            raise InputError(f"{place}: has no column {column}, but {', '.join(there)}")
 
 
 def _divide_mrpc(rows: list[Row], path: Path, is_dev: bool) -> list[Row]:

@@ -27,15 +27,7 @@ from mlm.config.errors import InputError
 from mlm.config.finetune import LabelledConfig
 from mlm.config.model import LabelType
 from mlm.counter import uniform
-from mlm.data.formats import (
-    ReadReport,
-    decompressed,
-    format_of,
-    open_file,
-    readable,
-    split_lines,
-    text_blocks,
-)
+from mlm.data.formats import ReadReport, format_of, open_file, readable, split_lines, text_blocks
 from mlm.data.sources import data_set_rows, is_data_set
 from mlm.data.tables import ARROW_FORMATS, Row, arrow_rows, text_rows
 from mlm.files import shorten
@@ -129,8 +121,8 @@ class Table:
     def cells(self, column: str, option: str) -> list[Cell]:
         """Return place and value of each cell of a column, which the flag `option` sets."""
         if column not in self.columns:
-            there = f"{self.name} has no column {column}, but {shorten(self.columns)}"
-            raise InputError(f"{there}; name it with {option}")
+            remedy = f"; name it with {option}" if option else ""
+            raise InputError(f"{self.name}: has no column {column}, but {shorten(self.columns)}{remedy}")
         return [(f"{self.name}, {place}", row.get(column)) for place, row in self.rows]
 
 
@@ -146,7 +138,7 @@ def read_table(path: str, encoding: str = "utf-8", option: str = "--encoding") -
             if kind in ARROW_FORMATS:
                 rows = list(arrow_rows(kind, stored))
             else:
-                blocks = text_blocks(decompressed(stored), path, encoding, advice=f"give {option} {{}}")
+                blocks = text_blocks(stored, path, encoding, advice=f"give {option} {{}}")
                 numbered = enumerate(text_rows(blocks, str(kind), path, ReadReport(path)), 1)
                 rows = [(f"row {number} ({place})", cells) for number, (place, cells) in numbered]
     if not rows:
@@ -159,9 +151,7 @@ def read_texts(path: str, column: str, encoding: str = "utf-8") -> list[str]:
     if is_data_set(path) or format_of(path) != "text":
         return read_table(path, encoding).texts(column, "--text_column")
     with open_file(path) as stored, readable(path):
-        texts = list(
-            split_lines(text_blocks(decompressed(stored), path, encoding, advice="give --encoding {}"))
-        )
+        texts = list(split_lines(text_blocks(stored, path, encoding, advice="give --encoding {}")))
     if not texts:
         raise InputError(f"{path}: is empty")
     return texts

@@ -22,7 +22,6 @@ from mlm.data.formats import (
     SUFFIXES,
     ReadReport,
     cut_text,
-    decompressed,
     file_system,
     format_of,
     one_line,
@@ -68,22 +67,18 @@ def read_documents(
 def _read(
     source: SourceConfig, rule: DocumentRule, report: ReadReport, progress: Callable[[int], None]
 ) -> Iterator[str]:
-    def advance(num_bytes: int) -> None:
-        report.bytes_read += num_bytes
-        progress(num_bytes)
-
     column = source.text_column
     if source.path.startswith(HUB_PREFIX):
         yield from row_documents(data_set_rows(source.path), source.path, column, report)
         return
     for name in source_files(source):
-        with open_file(name, advance) as stored, readable(name):
+        with open_file(name, progress) as stored, readable(name):
             report.files += 1
             kind = source.format or str(format_of(name))
             if kind in ARROW_FORMATS:
                 yield from arrow_documents(kind, stored, name, column, report)
                 continue
-            blocks = text_blocks(decompressed(stored), name, source.encoding, source.encoding_errors, report)
+            blocks = text_blocks(stored, name, source.encoding, source.encoding_errors, report)
             if kind == "text":
                 yield from cut_text(blocks, rule, report, name)
             else:

@@ -143,12 +143,11 @@ class Text:
         self.share_read: float | None = 0.0  # of the stored bytes; None if their number is unknown
         digests = DigestCache(self.cache / "digests.json")
         # The Python documentation is written to a file once: it is read twice, and users look into it.
-        self.sources = [
-            replace(source, path=str(python_docs_file(self.cache, config.num_proc)))
-            if source.path == PYTHON_DOCS
-            else source
-            for source in config.sources
-        ]
+        self.sources = list(config.sources)
+        for number, source in enumerate(self.sources):
+            if source.path == PYTHON_DOCS:
+                path = python_docs_file(self.cache, config.num_proc)
+                self.sources[number] = replace(source, path=str(path))
         self._states = self._file_states()
         self.digest = content_key(
             [source_digest(source, source.document or config.document, digests) for source in self.sources],

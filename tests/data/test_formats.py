@@ -42,7 +42,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def decode(data: bytes, encoding: str = "utf-8") -> str:
-    return "".join(text_blocks(io.BytesIO(data), "a.txt", encoding))
+    return "".join(text_blocks(io.BufferedReader(io.BytesIO(data)), "a.txt", encoding))
 
 
 def cut(text: str, rule: DocumentRule, report: ReadReport | None = None) -> list[str]:
