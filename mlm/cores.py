@@ -5,8 +5,6 @@ affinity mask: torch would start a thread for each core of the machine, and all 
 that the quota stops.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -5,8 +5,6 @@ same on any worker, rank and batch size and after any resume. The mixer is the f
 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators"), chained over the counters.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

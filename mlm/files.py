@@ -4,8 +4,6 @@ Every file that matters is written to a temporary name in the same folder, synce
 see half a file, and a killed process leaves only a name with a leading dot.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

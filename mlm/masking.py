@@ -10,8 +10,6 @@
 B rows, S tokens a row, M slots for predictions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -7,8 +7,6 @@
 - leftovers of killed processes have names with a leading dot; an unfinished store ends in `PARTIAL`
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -3,8 +3,6 @@
 B rows, S tokens a row, M slots for predictions.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypedDict
 

@@ -1,7 +1,5 @@
 """`mlm prepare` and `mlm tokenizer`: preparation ahead of training, the cache, and vocabularies."""
 
-from __future__ import annotations
-
 import logging
 import re
 import time

@@ -8,8 +8,6 @@
 - row tables: in the store's folder, key of row length, packing, held-out part, deduplication and weights
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterable

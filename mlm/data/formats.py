@@ -6,8 +6,6 @@
 - LF, CRLF and a lone CR end a line, nothing else does; a byte-order mark is dropped
 """
 
-from __future__ import annotations
-
 import bz2
 import codecs
 import gzip

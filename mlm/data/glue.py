@@ -5,8 +5,6 @@
 - an official file is split at tabs only: quotes are text, except in QQP, which quotes cells as CSV does
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ words around it.
 This module imports little beyond the standard library: the worker processes import it too.
 """
 
-from __future__ import annotations
-
 import ast
 import gc
 import hashlib

@@ -10,8 +10,6 @@ repeated and no row of a large one is skipped. The next row of a part follows fr
 the place in it, so all of the above holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache

@@ -5,8 +5,6 @@
 - hub data sets are streamed; before reading, only their current commit is known
 """
 
-from __future__ import annotations
-
 import glob
 import logging
 import math

@@ -4,8 +4,6 @@ The built-in one asks from which package a paragraph of the Python documentation
 default, so fine-tuning works offline right after it; an encoder that learnt anything is far above chance.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import defaultdict

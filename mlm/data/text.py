@@ -4,8 +4,6 @@ The digest covers the content of the files, not their names or dates: an edit at
 copy elsewhere is not a change.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
