@@ -20,7 +20,10 @@ def random_bits(*counters: Counter) -> npt.NDArray[np.uint64]:
     state = np.zeros((1,) * max(np.ndim(counter) for counter in counters), np.uint64)
     with np.errstate(over="ignore"):
         for counter in counters:
-            state = _mix(state + _GOLDEN + np.asarray(counter).astype(np.uint64) * _SECOND)
+            state = state + _GOLDEN + np.asarray(counter).astype(np.uint64) * _SECOND
+            state = (state ^ (state >> np.uint64(30))) * _FIRST
+            state = (state ^ (state >> np.uint64(27))) * _SECOND
+            state = state ^ (state >> np.uint64(31))
     return state
 
 
@@ -37,23 +40,13 @@ def permute(index: npt.NDArray[np.int64], size: int, *key: int) -> npt.NDArray[n
     position in `index` and any size, and needs no memory; the integers of `key` name the permutation.
     """
     half = max((size - 1).bit_length() + 1, 2) // 2
+    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     out = index.astype(np.uint64)
     outside = np.ones(out.shape, bool)
     while outside.any():
-        out[outside] = _feistel(out[outside], half, key)
+        left, right = out[outside] >> bits, out[outside] & mask
+        for turn in range(4):
+            left, right = right, left ^ (random_bits(*key, turn, right) & mask)
+        out[outside] = (left << bits) | right
         outside = out >= np.uint64(size)
     return out.astype(np.int64)
-
-
-def _feistel(values: npt.NDArray[np.uint64], half: int, key: tuple[int, ...]) -> npt.NDArray[np.uint64]:
-    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
-    left, right = values >> bits, values & mask
-    for turn in range(4):
-        left, right = right, left ^ (random_bits(*key, turn, right) & mask)
-    return (left << bits) | right
-
-
-def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    state = (state ^ (state >> np.uint64(30))) * _FIRST
-    state = (state ^ (state >> np.uint64(27))) * _SECOND
-    return state ^ (state >> np.uint64(31))

@@ -11,7 +11,6 @@ B rows, S tokens a row, M slots for predictions.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -75,12 +74,18 @@ class Masking:
         count = maskable.sum(1, keepdims=True)
         # floor(x + u) is x on average; a row with a maskable token has at least one masked.
         budget = np.floor(rate * count + uniform(*key, _COUNT)).astype(np.int64)
-        budget = np.clip(budget, np.minimum(count, 1), prediction_slots(input_ids.shape[1], self.rate))
+        shape = len(input_ids), prediction_slots(input_ids.shape[1], self.rate)
+        budget = np.clip(budget, np.minimum(count, 1), shape[1])
         places = np.arange(input_ids.shape[1])[None, :]
         order = uniform(*key, _ORDER, places)
-        selected = _SELECTORS[self.config.strategy](self, input_ids, maskable, budget[:, 0], order)
+        selectors = {"token": _select_tokens, "whole_word": _select_words, "span": _select_spans}
+        selected = selectors[self.config.strategy](self, input_ids, maskable, budget[:, 0], order)
         shown = np.where(selected, self._replace(input_ids, key, places), input_ids)
-        return MaskedTokens(shown, *self._fill_slots(input_ids, selected))
+        positions, labels = np.zeros(shape, np.int64), np.full(shape, IGNORE_INDEX, np.int64)
+        row, place = np.nonzero(selected)
+        slot = (np.cumsum(selected, axis=1) - 1)[row, place]
+        positions[row, slot], labels[row, slot] = place, input_ids[row, place]
+        return MaskedTokens(shown, positions, labels)
 
     def _replace(self, input_ids: Ints, key: tuple[int, Ints, Ints], places: Ints) -> Ints:
         """Return the replacement of each place if it is selected: [MASK], a random token, or itself."""
@@ -89,15 +94,6 @@ class Masking:
         drawn = ordinary[random_bits(*key, _REPLACEMENT, places) % np.uint64(len(ordinary))]
         hidden, changed = self.config.mask_token_fraction, self.config.random_token_fraction
         return np.where(split < hidden, self.mask_id, np.where(split < hidden + changed, drawn, input_ids))
-
-    def _fill_slots(self, input_ids: Ints, selected: Bools) -> tuple[Ints, Ints]:
-        shape = len(input_ids), prediction_slots(input_ids.shape[1], self.rate)
-        positions, labels = np.zeros(shape, np.int64), np.full(shape, IGNORE_INDEX, np.int64)
-        row, place = np.nonzero(selected)
-        slot = (np.cumsum(selected, axis=1) - 1)[row, place]
-        positions[row, slot] = place
-        labels[row, slot] = input_ids[row, place]
-        return positions, labels
 
 
 def _select_tokens(masking: Masking, ids: Ints, maskable: Bools, budget: Ints, order: Floats) -> Bools:
@@ -153,10 +149,3 @@ def _select_spans(masking: Masking, ids: Ints, maskable: Bools, budget: Ints, or
             if not left:
                 break
     return selected
-
-
-_SELECTORS: dict[str, Callable[[Masking, Ints, Bools, Ints, Floats], Bools]] = {
-    "token": _select_tokens,
-    "whole_word": _select_words,
-    "span": _select_spans,
-}

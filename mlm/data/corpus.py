@@ -292,7 +292,10 @@ def _split_and_pack(store: TokenStore, config: CorpusConfig, tokenizer: Tokenize
                 temporary.mkdir()
                 _save_table(temporary / "train", table)
                 _save_table(temporary / "validation", held_out)
-                facts = {"parts": mix, "unigram_entropy": _unigram_entropy(*counts)}
+                # -sum_v q(v) ln p(v): q are the validation shares, p those of the training counts plus one
+                log_share = np.log((counts[0] + 1) / (counts[0].sum() + len(counts[0])))
+                entropy = float(-(counts[1] * log_share).sum() / counts[1].sum())
+                facts = {"parts": mix, "unigram_entropy": entropy}
                 (temporary / "facts.json").write_text(json.dumps(facts))
     with reading(folder):
         facts = json.loads((folder / "facts.json").read_text())
@@ -341,12 +344,6 @@ def _load_table(folder: Path) -> RowTable:
     if not offsets[-1] == len(starts) == len(lengths):
         raise ValueError(f"{folder.name}: the files are of different rows")
     return RowTable(offsets, Spans(starts, lengths))
-
-
-def _unigram_entropy(train: Ints, validation: Ints) -> float:
-    """Return -sum_v q(v) ln p(v): q are the validation shares, p those of the training counts plus one."""
-    log_share = np.log((train + 1) / (train.sum() + len(train)))
-    return float(-(validation * log_share).sum() / validation.sum())
 
 
 def _count_ordinary(store: TokenStore, spans: Spans, config: CorpusConfig, tokenizer: Tokenizer) -> Ints:

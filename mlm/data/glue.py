@@ -359,19 +359,18 @@ def _examples(
     labels: npt.NDArray[Any] | None = None
     if label:
         cells = table.cells(label, "")
-        numbers = spec.label_type == "regression"
-        labels = label_numbers(cells, label) if numbers else _class_ids(cells, label, ids)
+        labels = label_numbers(cells) if spec.label_type == "regression" else _class_ids(cells, ids)
     return Examples(first, second[0] if second else None, labels)
 
 
-def _class_ids(cells: list[Cell], column: str, ids: Mapping[Any, int]) -> npt.NDArray[np.int64]:
+def _class_ids(cells: list[Cell], ids: Mapping[Any, int]) -> npt.NDArray[np.int64]:
     found = []
     for place, value in cells:
         key = value.strip() if isinstance(value, str) else value
         if is_missing(key):
-            raise InputError(f"{place}: {column} is missing")
+            raise InputError(f"{place} is missing")
         if isinstance(key, bool) or key not in tuple(ids):  # not the dictionary: a value may be a list
             shown = repr(key[:60] if isinstance(key, str) else key)
-            raise InputError(f"{place}: {column} is {shown}, not {' or '.join(map(str, ids))}")
+            raise InputError(f"{place} is {shown}, not {' or '.join(map(str, ids))}")
         found.append(ids[key])
     return np.array(found, np.int64)

@@ -38,7 +38,7 @@ NO_CLASS = "-1"  # written by data sets in place of a secret label
 WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,99}")  # sorted by value; longer ones are sorted as text
 UNWRITABLE = re.compile(r"[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # they break lines, tables and files
 
-Cell = tuple[str, Any]  # place of a value, in words, and the value
+Cell = tuple[str, Any]  # place of a value ("a.csv, row 3 (line 4): label"), and the value
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class Table:
         for place, value in self.cells(column, option):
             if not isinstance(value, str):
                 found = "is missing" if value is None else f"is {str(value)[:60]!r}, which is not text"
-                raise InputError(f"{place}: {column} {found}")
+                raise InputError(f"{place} {found}")
             texts.append(value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8"))
         return texts
 
@@ -123,7 +123,7 @@ class Table:
         if column not in self.columns:
             remedy = f"; name it with {option}" if option else ""
             raise InputError(f"{self.name}: has no column {column}, but {shorten(self.columns)}{remedy}")
-        return [(f"{self.name}, {place}", row.get(column)) for place, row in self.rows]
+        return [(f"{self.name}, {place}: {column}", row.get(column)) for place, row in self.rows]
 
 
 def read_table(path: str, encoding: str = "utf-8", option: str = "--encoding") -> Table:
@@ -193,8 +193,8 @@ def _labels(
     column, is_set = config.label_column, config.label_type == "multilabel"
     cells = table.cells(column, "--data.label_column")
     if config.label_type == "regression":
-        return (column,), label_numbers(cells, column)
-    names = label_names(cells, column, config.label_separator if is_set else None)
+        return (column,), label_numbers(cells)
+    names = label_names(cells, config.label_separator if is_set else None)
     if not labels:
         labels = sort_labels([name for row in names for name in row])
         if is_set and not labels:
@@ -204,7 +204,7 @@ def _labels(
         if len(labels) > MANY_CLASSES and not is_set:
             text = "%s holds %d different labels; for numbers set --data.label_type regression"
             log.warning(text, table.name, len(labels))
-    return labels, label_array(names, labels, config.label_type, cells, column)
+    return labels, label_array(names, labels, config.label_type, cells)
 
 
 def _is_labelled(config: LabelledConfig, table: Table) -> bool:
@@ -273,14 +273,13 @@ def sort_labels(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(distinct)
 
 
-def label_names(cells: Sequence[Cell], column: str, separator: str | None) -> list[list[str]]:
+def label_names(cells: Sequence[Cell], separator: str | None) -> list[list[str]]:
     """Return the names of each row's labels; refuse rows with a missing or invalid one, or with -1.
 
     With a `separator` a row may have any number of labels, in one text or a list; without, it has one.
     """
     rows = []
-    for place, value in cells:
-        where = f"{place}: {column}"
+    for where, value in cells:
         if separator is None:
             rows.append([_name(value, where)])
             continue
@@ -323,28 +322,17 @@ def label_array(
     labels: Sequence[str],
     label_type: LabelType,
     cells: Sequence[Cell],
-    column: str,
     known: str = "of training",
 ) -> npt.NDArray[Any]:
-    """Return the ids of classes, (N,) int64, or for multilabel (N, C) bool.
+    """Return the ids of the classes in `names`, (N,) int64, or for multilabel (N, C) bool.
 
-    Args:
-        names: names of each row's labels.
-        labels: names of the classes by their ids.
-        label_type: decides the form.
-        cells: places of the rows, for errors.
-        column: name of the column, for errors.
-        known: owner of `labels`, for errors.
-
-    Raises:
-        InputError: a name is not in `labels`.
+    Refuses a name that is not among the `labels` of the owner `known`; `cells` have the places of the rows.
     """
     ids = {label: number for number, label in enumerate(labels)}
     for (place, _), row in zip(cells, names, strict=True):
         for name in row:
             if name not in ids:
-                where = f"{place}: {column} {name}"
-                raise InputError(f"{where} is not among the labels {known}: {shorten(labels)}")
+                raise InputError(f"{place} {name} is not among the labels {known}: {shorten(labels)}")
     if label_type == "classification":
         return np.array([ids[row[0]] for row in names], np.int64)
     has = np.zeros((len(names), len(labels)), bool)
@@ -353,7 +341,7 @@ def label_array(
     return has
 
 
-def label_numbers(cells: Sequence[Cell], column: str) -> npt.NDArray[np.float64]:
+def label_numbers(cells: Sequence[Cell]) -> npt.NDArray[np.float64]:
     """Return the finite number of each row, (N,)."""
     numbers = []
     for place, value in cells:
@@ -364,6 +352,6 @@ def label_numbers(cells: Sequence[Cell], column: str) -> npt.NDArray[np.float64]
         if not math.isfinite(number):
             found = f"is {str(value)[:60]!r}, which is not a finite number"
             found = "is missing" if is_missing(value) else found
-            raise InputError(f"{place}: {column} {found}; regression needs one in every row")
+            raise InputError(f"{place} {found}; regression needs one in every row")
         numbers.append(number)
     return np.array(numbers, np.float64)

@@ -339,18 +339,16 @@ def arrow_documents(
     kind: str, stored: io.BufferedReader, name: str, column: str | None, report: ReadReport
 ) -> Iterator[str]:
     """Yield the texts of a parquet or Arrow file of `open_file`; see `row_documents`."""
+    chosen: list[str] = []
 
     def choose(schema: pa.Schema) -> list[str]:
         texts = [field.name for field in schema if _is_string(field.type)]
-        chosen = _choose_column(name, schema.names, texts, column)
-        report.rules[f"rows (column {chosen})"] += 1
-        return [chosen]
+        chosen.append(_choose_column(name, schema.names, texts, column))
+        return chosen
 
-    for place, row in arrow_rows(kind, stored, choose):
-        ((chosen, value),) = row.items()
-        text = _cell_text(value, name, place, chosen, report)
-        if text is not None:
-            yield text
+    rows = arrow_rows(kind, stored, choose)
+    for first in rows:  # by now the column is chosen
+        yield from row_documents(chain([first], rows), name, chosen[0], report)
 
 
 def arrow_rows(kind: str, stored: io.BufferedReader, choose: Choose = lambda schema: None) -> Iterator[Row]:
@@ -392,6 +390,5 @@ def _arrow_batches(stored: io.BufferedReader, choose: Choose) -> Iterator[pa.Rec
 
 
 def _is_string(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return kind in (pa.string(), pa.large_string(), pa.string_view())

@@ -61,13 +61,12 @@ def labels_of_model(table: Table, config: EvaluateConfig, classifier: Classifier
     Raises:
         InputError: a row has no label, or one that the model does not know.
     """
-    column = config.label_column
-    cells = table.cells(column, "--label_column")
+    cells = table.cells(config.label_column, "--label_column")
     if classifier.label_type == "regression":
-        return label_numbers(cells, column)
+        return label_numbers(cells)
     separator = config.label_separator if classifier.label_type == "multilabel" else None
-    names = as_the_model_spells(label_names(cells, column, separator), classifier.labels)
-    return label_array(names, classifier.labels, classifier.label_type, cells, column, "of the model")
+    names = as_the_model_spells(label_names(cells, separator), classifier.labels)
+    return label_array(names, classifier.labels, classifier.label_type, cells, "of the model")
 
 
 def as_the_model_spells(names: Sequence[Sequence[str]], labels: Sequence[str]) -> list[list[str]]:
