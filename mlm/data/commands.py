@@ -51,7 +51,6 @@ def prepare(config: PrepareConfig) -> None:
 
 
 def _store_table(store: TokenStore, config: CorpusConfig) -> Iterator[str]:
-    """Yield the counts of a store, source by source, and its folder."""
     names = [source["path"] for source in store.sources]
     width = max(len(name) for name in [*names, "all sources"])
     yield f"{'source':{width}}  {'documents':>12}  {'tokens':>15}  unknown  duplicates  weight"

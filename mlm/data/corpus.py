@@ -13,7 +13,6 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,11 +72,6 @@ class Corpus:
     validation: Rows
     unigram_entropy: float
     """Cross-entropy of the validation tokens under the training counts plus one, in nats."""
-
-    @property
-    def sources(self) -> list[dict[str, Any]]:
-        """Facts about each source, in plain values: path, documents, tokens, duplicates and so on."""
-        return self.store.sources
 
 
 def prepare_corpus(config: CorpusConfig, tokenizer_config: TokenizerConfig) -> Corpus:
@@ -193,7 +187,6 @@ def _check_packages(config: CorpusConfig) -> None:
 
 
 def _log_facts(store: TokenStore, config: CorpusConfig) -> None:
-    """Log the counts of a store, and warnings about them."""
     for source in store.sources:
         log.info("%s", source["summary"])
         rate = source["num_unknown"] / max(source["num_tokens"], 1)

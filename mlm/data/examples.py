@@ -128,7 +128,6 @@ def encode_examples(tokenizer: Tokenizer, examples: Examples, max_length: int | 
 def _encodings(
     tokenizer: Tokenizer, examples: Examples, max_length: int | None
 ) -> Iterator[tuple[Encoding, bool]]:
-    """Yield each encoding, with whether it was too long."""
     pairs = examples.pairs
     inputs: list[Any] = examples.texts if pairs is None else list(zip(examples.texts, pairs, strict=True))
     for start in range(0, len(inputs), GROUP_EXAMPLES):

@@ -341,7 +341,6 @@ def cut_text(blocks: Iterator[str], rule: DocumentRule, report: ReadReport, name
 
 
 def _choose_rule(head: str) -> tuple[DocumentRule, str]:
-    """Return the rule for a text that begins with `head`, and the reason."""
     lines = [line.strip() for line in head.split("\n")]
     filled = [number for number, line in enumerate(lines) if line]
     if filled and filled[-1] - filled[0] >= len(filled):

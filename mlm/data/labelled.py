@@ -180,7 +180,6 @@ def read_task(config: LabelledConfig) -> LabelledTask:
 
 
 def _read(config: LabelledConfig, path: str) -> tuple[Table, Examples]:
-    """Read a file, and its texts without their labels."""
     table, pair = read_table(path, config.encoding, "--data.encoding"), config.text_pair_column
     texts = table.texts(config.text_column, "--data.text_column")
     return table, Examples(texts, table.texts(pair, "--data.text_pair_column") if pair else None)
@@ -220,9 +219,6 @@ def _is_labelled(config: LabelledConfig, table: Table) -> bool:
     return False
 
 
-# ----------------------------------------------------------------------------------------- held-out part
-
-
 def hold_out(examples: Examples, fraction: float, name: str) -> tuple[Examples, Examples]:
     """Divide the examples of the file `name` into a training part and a held-out part.
 
@@ -260,9 +256,6 @@ def text_hashes(examples: Examples) -> npt.NDArray[np.uint64]:
     contents = (f"{text}\0{pair}" for text, pair in zip(examples.texts, pairs, strict=True))
     hashes = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8) for text in contents]
     return np.frombuffer(b"".join(found.digest() for found in hashes), "<u8").astype(np.uint64)
-
-
-# ------------------------------------------------------------------------------------------------ labels
 
 
 def sort_labels(names: Sequence[str]) -> tuple[str, ...]:

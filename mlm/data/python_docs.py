@@ -179,8 +179,6 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
                     yield inspect.cleandoc(part.value)
 
 
-# ------------------------------------------------------------------------------------------------- prose
-
 _SECTIONS = (
     "Parameters|Other Parameters|Params|Args|Arguments|Keyword Args|Keyword Arguments|Kwargs|Type Parameters|"
     "Attributes|Methods|Returns?|Return value|Yields?|Receives|Raises?|Warns|Inputs?|Outputs?|Shape|"

@@ -84,9 +84,6 @@ def _read(
                 yield from row_documents(rows, name, column, report, open_ended=kind in ("json", "jsonl"))
 
 
-# ------------------------------------------------------------------------------------------- which files
-
-
 def source_files(source: SourceConfig) -> list[str]:
     """Return the paths or URLs of the files of a source, sorted; each is of a known format.
 
@@ -183,11 +180,7 @@ def file_facts(name: str) -> dict[str, Any]:
         return dict(files.info(path))
 
 
-# ---------------------------------------------------------------------- data sets of the datasets library
-
-
 def _is_saved(names: list[str]) -> bool:
-    """Return whether files of these names make a folder of `save_to_disk`."""
     return SPLITS in names or {STATE, INFO} <= set(names)
 
 

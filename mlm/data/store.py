@@ -87,7 +87,7 @@ class TokenStore:
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """Facts about each source: path, summary, and numbers of documents, tokens and so on."""
+        """Facts about each source, in plain values: path, summary, numbers of documents, tokens and so on."""
         sources: list[dict[str, Any]] = self.manifest["sources"]
         return sources
 
@@ -268,7 +268,6 @@ def _view(column: pa.Array) -> npt.NDArray[Any]:
 
 
 def _source_counts(shards: list[pa.RecordBatch]) -> dict[str, int]:
-    """Return the counts of the shards of one source."""
     counts = {
         "num_documents": sum(len(shard) for shard in shards),
         "num_tokens": sum(len(shard.column("input_ids").values) for shard in shards),

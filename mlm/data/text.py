@@ -43,11 +43,10 @@ class DigestCache:
     """
 
     def __init__(self, path: Path):
-        self._path, self._changed = path, False
-        self.known: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
-            known = json.loads(path.read_text(encoding="utf-8"))
-            self.known = known if isinstance(known, dict) else {}
+        self._path, self.known = path, dict[str, Any]()
+        with suppress(OSError, ValueError, TypeError):
+            self.known |= json.loads(path.read_text(encoding="utf-8"))
+        self._saved = dict(self.known)
 
     def file_digest(self, name: str) -> str:
         """Return the digest of a file's bytes."""
@@ -60,20 +59,15 @@ class DigestCache:
                 digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
             settled = time.time_ns() - max(before[1:3]) > UNSETTLED_NS and before == _identity(name)
         if settled:
-            self.remember(key, [*before, digest])
+            self.known[key] = [*before, digest]
         return digest
-
-    def remember(self, key: str, value: Any) -> None:
-        """Keep a value of plain JSON types; `save` writes it."""
-        self._changed |= self.known.get(key) != value
-        self.known[key] = value
 
     def save(self) -> None:
         """Write the cache if it changed; if the disk refuses, the files are read again the next time."""
-        if self._changed:
+        if self.known != self._saved:
             with suppress(DiskError):
                 write_json(self._path, self.known)
-            self._changed = False
+            self._saved = dict(self.known)
 
 
 def _identity(name: str) -> list[int]:
@@ -105,7 +99,7 @@ def _last_hub_revision(path: str, digests: DigestCache) -> str:
     """Return the current commit, or without a network the last one known, which may have been prepared."""
     key = f"{HUB_PREFIX}{HubName.parse(path).repository}"
     try:
-        digests.remember(key, hub_revision(path))
+        digests.known[key] = hub_revision(path)
     except InputError:
         if key not in digests.known:
             raise
@@ -165,7 +159,6 @@ class Text:
                 raise InputError(f"{path}: changed while it was read; nothing of it is kept; run again")
 
     def _file_states(self) -> dict[str, list[int]]:
-        """Return size, times and inode of each local file."""
         states: dict[str, list[int]] = {}
         for source in self.sources:
             if source.is_local:

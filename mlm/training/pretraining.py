@@ -226,7 +226,7 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
         num_workers=config.data.num_workers,
         keep_best=settings.keep_best,
     )
-    facts = {"corpus": {"sources": {source["path"]: source for source in corpus.sources}}}
+    facts = {"corpus": {"sources": {source["path"]: source for source in corpus.store.sources}}}
     tracker = partial(build_tracker, config, config.logging, folder, facts | provenance(corpus))
     end = train_until_end(config, folder, module, data, recipe, tracker)
     if end.signal is None:

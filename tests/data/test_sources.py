@@ -482,7 +482,7 @@ def test_hub_revision_seen_last_is_used_without_a_network(
     cache = DigestCache(tmp_path / "digests.json")
     with pytest.raises(InputError, match="hub cannot be reached"):
         digest(Path("hub:owner/name"), cache)
-    cache.remember("hub:owner/name", "0123abcd")
+    cache.known["hub:owner/name"] = "0123abcd"
     assert digest(Path("hub:owner/name"), cache) == digest(Path("hub:owner/name"), cache)
 
 
