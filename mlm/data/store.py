@@ -45,8 +45,6 @@ BATCH_CHARACTERS = 2**20  # documents are tokenized together up to about this mu
 TABLES_SHARE = 0.2  # space that the row tables need, as a share of the store
 STORE_VERSION = 2  # changes whenever the same text would give other bytes
 COUNTED = 2**22  # tokens counted together: counting copies them to 64-bit integers
-AROUND = 2**15  # tokens that the system reads at least around one that is looked at: 64 KiB
-RELEASED = 2**25  # tokens after which the pages read are released
 RUN_TOKENS = 5  # of documents compared for similarity
 NUM_HASHES = 128  # in the signature of a document; the error of a similarity is about 1 / sqrt(NUM_HASHES)
 HASH_PARTS = 16  # hashes are sorted in so many parts, one after the other, to save memory
@@ -106,26 +104,19 @@ class TokenStore:
 
     def counts(self, size: int, spans: Spans) -> npt.NDArray[np.int64]:
         """Return how often each id below `size` occurs in spans, which are in order, (size,)."""
-        ends = spans.starts + spans.lengths  # spans that touch inside a shard are counted together
-        new = np.append(True, (spans.starts[1:] != ends[:-1]) | np.isin(spans.starts[1:], self._bases))
-        first = np.flatnonzero(new)
-        ends = ends[np.append(first[1:], len(ends)) - 1]
-        counts, unreleased = np.zeros(size, np.int64), 0
-        for start, end in zip(spans.starts[first].tolist(), ends.tolist(), strict=True):
-            for part in range(start, end, COUNTED):
-                ids = self.tokens(part, min(end - part, COUNTED))
-                counts += np.bincount(ids, minlength=size)
-                unreleased += max(len(ids), AROUND)
-                if unreleased >= RELEASED:
-                    self._release()
-                    unreleased = 0
-        self._release()
+        counts = np.zeros(size, np.int64)
+        bounds = np.searchsorted(spans.starts, self._bases)
+        for shard, values in enumerate(self._values):
+            starts = spans.starts[bounds[shard] : bounds[shard + 1]] - self._bases[shard]
+            ends = starts + spans.lengths[bounds[shard] : bounds[shard + 1]]
+            # Spans that touch are counted together.
+            first = np.flatnonzero(np.append(True, starts[1:] != ends[:-1])[: len(starts)])
+            last = np.append(first[1:], len(ends))[: len(first)] - 1
+            for start, end in zip(starts[first].tolist(), ends[last].tolist(), strict=True):
+                for part in range(start, end, COUNTED):
+                    counts += np.bincount(values[part : min(part + COUNTED, end)], minlength=size)
+            self._maps[shard].madvise(mmap.MADV_DONTNEED)  # else all pages read stay in memory
         return counts
-
-    def _release(self) -> None:
-        """Release the memory of the pages read so far; they are read again when needed."""
-        for mapped in self._maps:
-            mapped.madvise(mmap.MADV_DONTNEED)
 
     def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
         return TokenStore, (self.folder,)  # a data loader process opens the files again
