@@ -122,7 +122,8 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
         if folder.exists():
             log.info("vocabulary: reusing %s", folder)
         else:
-            _check_packages(text.config)
+            if text.config.deduplicate == "near":  # its package may be missing: seen before hours of reading
+                near_index()
             log.info("training a %s vocabulary of %s entries", config.type, f"{config.vocab_size:,}")
             tokenizer = train_on_text(text, config)
             text.check_unchanged()
@@ -153,7 +154,8 @@ def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) 
         if folder.exists():
             log.info("token store: reusing %s", folder)
         else:
-            _check_packages(text.config)
+            if text.config.deduplicate == "near":
+                near_index()
             log.info("token store: tokenizing into %s", folder)
             sources = text.by_source("tokenizing")
             cores = text.config.num_proc or available_cores()
@@ -178,12 +180,6 @@ def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) 
         known["summary"] = f"{short_name(file.path)}: {known['summary'].partition(': ')[2]}"
     _log_facts(store, text.config)
     return store
-
-
-def _check_packages(config: CorpusConfig) -> None:
-    """Report a missing package before hours of reading; a finished store may not need it."""
-    if config.deduplicate == "near":
-        near_index()
 
 
 def _log_facts(store: TokenStore, config: CorpusConfig) -> None:

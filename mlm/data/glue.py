@@ -19,16 +19,7 @@ from mlm.config.errors import InputError
 from mlm.config.glue import DIAGNOSTIC, plain_name
 from mlm.config.model import ClassifierConfig, LabelType
 from mlm.data.formats import readable, split_lines, text_blocks
-from mlm.data.labelled import (
-    Cell,
-    Examples,
-    LabelledTask,
-    PartSize,
-    Table,
-    is_missing,
-    label_numbers,
-    read_table,
-)
+from mlm.data.labelled import Examples, LabelledTask, PartSize, Table, is_missing, label_numbers, read_table
 from mlm.data.tables import Row, without_quotes
 
 HUB_NAME, HUB_LABEL = "nyu-mll/glue", "label"  # the copy on the hub, and the column of its labels
@@ -363,7 +354,7 @@ def _examples(
     return Examples(first, second[0] if second else None, labels)
 
 
-def _class_ids(cells: list[Cell], ids: Mapping[Any, int]) -> npt.NDArray[np.int64]:
+def _class_ids(cells: list[tuple[str, Any]], ids: Mapping[Any, int]) -> npt.NDArray[np.int64]:
     found = []
     for place, value in cells:
         key = value.strip() if isinstance(value, str) else value

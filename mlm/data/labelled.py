@@ -203,7 +203,7 @@ def _labels(
         if len(labels) > MANY_CLASSES and not is_set:
             text = "%s holds %d different labels; for numbers set --data.label_type regression"
             log.warning(text, table.name, len(labels))
-    return labels, label_array(names, labels, config.label_type, cells)
+    return labels, label_array(names, labels, config.label_type, cells, "of training")
 
 
 def _is_labelled(config: LabelledConfig, table: Table) -> bool:
@@ -311,11 +311,7 @@ def _name(value: Any, where: str) -> str:
 
 
 def label_array(
-    names: Sequence[Sequence[str]],
-    labels: Sequence[str],
-    label_type: LabelType,
-    cells: Sequence[Cell],
-    known: str = "of training",
+    names: list[list[str]], labels: Sequence[str], label_type: LabelType, cells: list[Cell], known: str
 ) -> npt.NDArray[Any]:
     """Return the ids of the classes in `names`, (N,) int64, or for multilabel (N, C) bool.
 
