@@ -29,7 +29,7 @@ LAYERS = {
 FILES = sorted((ROOT / "mlm").rglob("*.py"))
 MAX_FILE_LINES = 400
 """A file is read in one sitting."""
-MAX_LINES = 18_650
+MAX_LINES = 17_700
 """Of all files. The goal is 12,500, so that one person can know the project: lower this with every deletion.
 What adds a capability raises it by its own size and says so in CHANGELOG.md."""
 ENGINE = (
@@ -43,7 +43,7 @@ CORE = (
     *(f"training/{name}" for name in ENGINE),
 )
 """What decides a result, below mlm/."""
-MAX_CORE_LINES = 4_450
+MAX_CORE_LINES = 4_320
 """It can be read in an afternoon; the goal is 4,200."""
 
 

@@ -7,8 +7,6 @@
 - `encode_in_order` spreads batches over processes and returns them in order: their number changes no token
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import multiprocessing
@@ -56,7 +54,7 @@ class _Words(NamedTuple):
     starts: Ints
     lengths: Ints
 
-    def extended(self, encoded: list[list[int]]) -> _Words:
+    def extended(self, encoded: list[list[int]]) -> "_Words":
         """Return these words followed by further ones."""
         ids = np.fromiter(chain.from_iterable(encoded), self.ids.dtype)
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))

@@ -9,8 +9,6 @@
 N examples, C classes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import math
@@ -55,7 +53,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Examples:
+    def take(self, rows: npt.NDArray[np.int64]) -> "Examples":
         """Return some of them, in this order."""
         texts = [self.texts[row] for row in rows]
         pairs = None if self.pairs is None else [self.pairs[row] for row in rows]

@@ -9,8 +9,6 @@ No token is lost or repeated in any mode. A row is a list of pieces, a piece a s
 special tokens are added when a batch is rendered, so one store serves every `seq_len` and every mode.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,12 +34,12 @@ class Spans:
         return int(self.lengths.sum())
 
     @classmethod
-    def joined(cls, parts: list[Spans]) -> Spans:
+    def joined(cls, parts: list["Spans"]) -> "Spans":
         """Return the spans of several, one after the other."""
         starts = np.concatenate([part.starts for part in parts])
         return cls(starts, np.concatenate([part.lengths for part in parts]))
 
-    def take(self, chosen: npt.NDArray[np.bool_] | Ints) -> Spans:
+    def take(self, chosen: npt.NDArray[np.bool_] | Ints) -> "Spans":
         """Return the spans where `chosen` (N,) is true, or those of these numbers, in order."""
         return Spans(self.starts[chosen], self.lengths[chosen])
 
@@ -57,7 +55,7 @@ class RowTable:
         return len(self.offsets) - 1
 
     @classmethod
-    def joined(cls, tables: list[RowTable]) -> RowTable:
+    def joined(cls, tables: list["RowTable"]) -> "RowTable":
         """Return the rows of several tables, one after the other."""
         counts = np.concatenate([np.diff(table.offsets) for table in tables])
         pieces = Spans.joined([table.pieces for table in tables])

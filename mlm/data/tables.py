@@ -5,8 +5,6 @@
 - a row that cannot be read, or whose cell is not text, is an error, or counted if the user allows bad rows
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -16,7 +14,7 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -255,7 +253,7 @@ class _RowLines:
         self.number = 0  # of the last line
         self.row: list[str] = []  # lines of the current row
 
-    def __iter__(self) -> _RowLines:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> str:
