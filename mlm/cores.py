@@ -5,8 +5,6 @@ affinity mask: torch would start a thread for each core of the machine, and all 
 that the quota stops.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -16,8 +14,7 @@ from functools import cache
 from pathlib import Path
 
 STAT = Path("/proc/stat")
-OWN_GROUPS = Path("/proc/self/cgroup")
-GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # see cgroups(7)
 
 
 def cores_to_run_on() -> int:
@@ -29,22 +26,12 @@ def available_cores(own_groups: Path = OWN_GROUPS, groups: Path = GROUPS) -> int
     """Return how many cores this process may use: its affinity mask, or the quota of its control groups.
 
     A quota is rounded down: a thread that is stopped keeps all others waiting.
-
-    Args:
-        own_groups: the file with the groups of this process, see cgroups(7).
-        groups: their mount point.
     """
     return max(int(min(cores_to_run_on(), *_quotas(own_groups, groups), math.inf)), 1)
 
 
 def busy_seconds(stat: Path = STAT) -> float | None:
-    """Return the busy time of the cores in the affinity mask, summed, whichever program used them.
-
-    Only differences have a meaning, as with `time.process_time`. None: not Linux.
-
-    Args:
-        stat: the kernel's table, see proc(5).
-    """
+    """Return the busy time of the cores in the affinity mask, counted from the boot; None: not Linux."""
     with suppress(OSError, ValueError, AttributeError):  # the last where there is no affinity mask
         cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         rows = [line.split() for line in stat.read_text().splitlines() if line]
@@ -89,14 +76,14 @@ def _quotas(own_groups: Path, groups: Path) -> Iterator[float]:
             # In a container the names may be those of the host; then only the root exists.
             group = root / place.strip("/")
             for folder in (group, *group.parents[: len(group.parts) - len(root.parts)]):
-                yield _quota(folder)
+                yield from _limits(folder)
 
 
-def _quota(group: Path) -> float:
+def _limits(group: Path) -> Iterator[float]:
     with suppress(OSError, ValueError, ArithmeticError):  # "max 100000": no limit
         quota, period = (group / "cpu.max").read_text().split()
-        return int(quota) / int(period)
+        yield int(quota) / int(period)
     with suppress(OSError, ValueError, ArithmeticError):
         quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return int(quota) / int(period) if int(quota) > 0 else math.inf
-    return math.inf
+        if int(quota) > 0:
+            yield int(quota) / int(period)

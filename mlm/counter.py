@@ -5,8 +5,6 @@ same on any worker, rank and batch size and after any resume. The mixer is the f
 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators"), chained over the counters.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 
@@ -22,7 +20,10 @@ def random_bits(*counters: Counter) -> npt.NDArray[np.uint64]:
     state = np.zeros((1,) * max(np.ndim(counter) for counter in counters), np.uint64)
     with np.errstate(over="ignore"):
         for counter in counters:
-            state = _mix(state + _GOLDEN + np.asarray(counter).astype(np.uint64) * _SECOND)
+            state = state + _GOLDEN + np.asarray(counter).astype(np.uint64) * _SECOND
+            state = (state ^ (state >> np.uint64(30))) * _FIRST
+            state = (state ^ (state >> np.uint64(27))) * _SECOND
+            state = state ^ (state >> np.uint64(31))
     return state
 
 
@@ -36,31 +37,16 @@ def permute(index: npt.NDArray[np.int64], size: int, *key: int) -> npt.NDArray[n
 
     A four-round Feistel network over the smallest even number of bits that holds `size`; images outside are
     mapped again until they fall inside ("cycle walking", Black & Rogaway 2002). It costs the same for any
-    position and any size, and needs no memory.
-
-    Args:
-        index: positions in [0, size), any shape.
-        size: length of the permuted range, at least 1.
-        *key: integers that name the permutation.
+    position in `index` and any size, and needs no memory; the integers of `key` name the permutation.
     """
     half = max((size - 1).bit_length() + 1, 2) // 2
+    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
     out = index.astype(np.uint64)
     outside = np.ones(out.shape, bool)
     while outside.any():
-        out[outside] = _feistel(out[outside], half, key)
+        left, right = out[outside] >> bits, out[outside] & mask
+        for turn in range(4):
+            left, right = right, left ^ (random_bits(*key, turn, right) & mask)
+        out[outside] = (left << bits) | right
         outside = out >= np.uint64(size)
     return out.astype(np.int64)
-
-
-def _feistel(values: npt.NDArray[np.uint64], half: int, key: tuple[int, ...]) -> npt.NDArray[np.uint64]:
-    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
-    left, right = values >> bits, values & mask
-    for turn in range(4):
-        left, right = right, left ^ (random_bits(*key, turn, right) & mask)
-    return (left << bits) | right
-
-
-def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    state = (state ^ (state >> np.uint64(30))) * _FIRST
-    state = (state ^ (state >> np.uint64(27))) * _SECOND
-    return state ^ (state >> np.uint64(31))

@@ -4,8 +4,6 @@ Every file that matters is written to a temporary name in the same folder, synce
 see half a file, and a killed process leaves only a name with a leading dot.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -43,7 +41,10 @@ def replacing(path: Path, place: str = CACHE_PLACE) -> Iterator[Path]:
     try:
         with disk_errors(path, place):
             yield temporary
-            _sync(temporary)
+            for file in [temporary, *temporary.rglob("*")]:
+                if file.is_file():
+                    with file.open("rb") as opened:
+                        os.fsync(opened.fileno())
             _move(temporary, path)
     except BaseException:
         remove(temporary)
@@ -99,10 +100,8 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write plain values as JSON, atomically; non-finite numbers of the top level become null."""
     if isinstance(value, dict):
-        value = {
-            name: None if isinstance(entry, float) and not math.isfinite(entry) else entry
-            for name, entry in value.items()
-        }
+        bad = {key for key, entry in value.items() if isinstance(entry, float) and not math.isfinite(entry)}
+        value = {**value, **dict.fromkeys(bad)}
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
@@ -112,14 +111,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Flush a file, or all files of a folder, to the disk before it gets its final name."""
-    for file in [path, *path.rglob("*")]:
-        if file.is_file():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
 
 
 @contextlib.contextmanager
@@ -134,10 +125,9 @@ def disk_errors(path: Path, place: str = CACHE_PLACE) -> Iterator[None]:
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
-        raise DiskError(
-            f"{path}: cannot be written: {error.strerror or error} ({format_bytes(free_space(path))} free "
-            f"there); nothing half-written is kept; make room, or name another {place}"
-        ) from error
+        why = f"{error.strerror or error} ({format_bytes(free_space(path))} free there)"
+        remedy = f"nothing half-written is kept; make room, or name another {place}"
+        raise DiskError(f"{path}: cannot be written: {why}; {remedy}") from error
 
 
 def free_space(path: Path) -> int:

@@ -10,10 +10,7 @@
 B rows, S tokens a row, M slots for predictions.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,20 +27,14 @@ Floats = npt.NDArray[np.float64]
 # The purpose of a random number, so that no two draws share their bits.
 _COUNT, _ORDER, _SPLIT, _REPLACEMENT = range(4)
 
-SPAN_STOP_RATE = 0.2
-"""Chance that a span ends after each token (Joshi et al. 2020, arXiv:1907.10529, sec. 3.1)."""
-MAX_SPAN = 10
-"""Longest span in tokens (same source)."""
+SPAN_STOP_RATE, MAX_SPAN = 0.2, 10
+"""Chance that a span ends after each token; longest span (Joshi et al. 2020, arXiv:1907.10529, sec. 3.1)."""
 
 
 def mask_rate_at(config: MaskingConfig, step: int, first: int, total: int | None) -> float:
-    """Return the share of the ordinary tokens to predict in the batch of an optimizer step.
+    """Return the share of the ordinary tokens to predict in the batch after `step` optimizer steps.
 
-    Args:
-        config: the rates of the first and of the last step.
-        step: finished optimizer steps, from 0.
-        first: the rate changes from this step on.
-        total: optimizer steps of the whole run; None while unknown.
+    It changes from step `first` on, over the `total` steps of the run; None while they are unknown.
     """
     if config.final_mask_rate is None or total is None or step <= first:
         return config.mask_rate
@@ -54,47 +45,28 @@ def mask_rate_at(config: MaskingConfig, step: int, first: int, total: int | None
 class MaskedTokens(NamedTuple):
     """A batch with its predictions."""
 
-    input_ids: Ints
-    """(B, S) input of the model."""
-    masked_positions: Ints
-    """(B, M) places to predict, ascending; 0 in unused slots."""
-    labels: Ints
-    """(B, M) the ids to predict there; IGNORE_INDEX in unused slots."""
+    input_ids: Ints  # (B, S) input of the model
+    masked_positions: Ints  # (B, M) places to predict, ascending; 0 in unused slots
+    labels: Ints  # (B, M) the ids to predict there; IGNORE_INDEX in unused slots
 
 
 @dataclass(frozen=True)
 class Masking:
-    """Hides tokens of a batch by one strategy.
-
-    Args:
-        config: strategy and the 80/10/10 split.
-        rate: share of the ordinary tokens to predict, in (0, 1]; the largest if it changes.
-        mask_id: id shown in place of a hidden token.
-        is_special: (V,) bool, the ids that are never predicted nor drawn.
-        starts_word: (V,) bool, the ids that begin a word; needed by whole_word only.
-    """
+    """Hides tokens of a batch by one strategy."""
 
     config: MaskingConfig
-    rate: float
-    mask_id: int
-    is_special: Bools
-    starts_word: Bools | None = None
-
-    def slots(self, seq_len: int) -> int:
-        """Return M, the places for predictions in a row of `seq_len` tokens."""
-        return prediction_slots(seq_len, self.rate)
+    rate: float  # share of the ordinary tokens to predict, in (0, 1]; the largest if it changes
+    mask_id: int  # shown in place of a hidden token
+    is_special: Bools  # (V,) the ids that are never predicted nor drawn
+    starts_word: Bools | None = None  # (V,) the ids that begin a word; needed by whole_word only
 
     def __call__(
         self, input_ids: Ints, seed: int, passes: Ints, rows: Ints, rate: float | None = None
     ) -> MaskedTokens:
-        """Hide tokens.
+        """Hide tokens of `input_ids`, (B, S) with CLS and SEP at least; padding is a special id.
 
-        Args:
-            input_ids: (B, S) ids, padding included (padding is a special id); a row has CLS and SEP at least.
-            seed: seed of the run.
-            passes: (B,) number of earlier passes over the data.
-            rows: (B,) row numbers in the row table.
-            rate: share of the ordinary tokens to predict, at most `self.rate`; None: `self.rate`.
+        `passes` and `rows`, (B,), are the number of earlier passes over the data and the row numbers in the
+        row table; `rate` is at most `self.rate`, and None means that.
         """
         rate = self.rate if rate is None else rate
         key = (seed, passes[:, None], rows[:, None])
@@ -102,13 +74,18 @@ class Masking:
         count = maskable.sum(1, keepdims=True)
         # floor(x + u) is x on average; a row with a maskable token has at least one masked.
         budget = np.floor(rate * count + uniform(*key, _COUNT)).astype(np.int64)
-        budget = np.clip(budget, np.minimum(count, 1), self.slots(input_ids.shape[1]))
+        shape = len(input_ids), prediction_slots(input_ids.shape[1], self.rate)
+        budget = np.clip(budget, np.minimum(count, 1), shape[1])
         places = np.arange(input_ids.shape[1])[None, :]
         order = uniform(*key, _ORDER, places)
-        select = _SELECTORS[self.config.strategy]
-        selected = select(self, input_ids, maskable, budget[:, 0], order)
+        selectors = {"token": _select_tokens, "whole_word": _select_words, "span": _select_spans}
+        selected = selectors[self.config.strategy](self, input_ids, maskable, budget[:, 0], order)
         shown = np.where(selected, self._replace(input_ids, key, places), input_ids)
-        return MaskedTokens(shown, *self._fill_slots(input_ids, selected))
+        positions, labels = np.zeros(shape, np.int64), np.full(shape, IGNORE_INDEX, np.int64)
+        row, place = np.nonzero(selected)
+        slot = (np.cumsum(selected, axis=1) - 1)[row, place]
+        positions[row, slot], labels[row, slot] = place, input_ids[row, place]
+        return MaskedTokens(shown, positions, labels)
 
     def _replace(self, input_ids: Ints, key: tuple[int, Ints, Ints], places: Ints) -> Ints:
         """Return the replacement of each place if it is selected: [MASK], a random token, or itself."""
@@ -117,15 +94,6 @@ class Masking:
         drawn = ordinary[random_bits(*key, _REPLACEMENT, places) % np.uint64(len(ordinary))]
         hidden, changed = self.config.mask_token_fraction, self.config.random_token_fraction
         return np.where(split < hidden, self.mask_id, np.where(split < hidden + changed, drawn, input_ids))
-
-    def _fill_slots(self, input_ids: Ints, selected: Bools) -> tuple[Ints, Ints]:
-        shape = len(input_ids), self.slots(input_ids.shape[1])
-        positions, labels = np.zeros(shape, np.int64), np.full(shape, IGNORE_INDEX, np.int64)
-        row, place = np.nonzero(selected)
-        slot = (np.cumsum(selected, axis=1) - 1)[row, place]
-        positions[row, slot] = place
-        labels[row, slot] = input_ids[row, place]
-        return positions, labels
 
 
 def _select_tokens(masking: Masking, ids: Ints, maskable: Bools, budget: Ints, order: Floats) -> Bools:
@@ -156,10 +124,9 @@ def _select_words(masking: Masking, ids: Ints, maskable: Bools, budget: Ints, or
                 selected[row, start:end] = True
                 left -= int(end - start)
         if left == budget[row]:  # every word is too long: hide one that the slots can hold, or cut one
-            slots = masking.slots(ids.shape[1])
-            start, end = next(
-                ((a, b) for _, a, b in words if b - a <= slots), (words[0][1], words[0][1] + left)
-            )
+            slots = prediction_slots(ids.shape[1], masking.rate)
+            cut = words[0][1], words[0][1] + left
+            start, end = next(((a, b) for _, a, b in words if b - a <= slots), cut)
             selected[row, start:end] = True
     return selected
 
@@ -182,10 +149,3 @@ def _select_spans(masking: Masking, ids: Ints, maskable: Bools, budget: Ints, or
             if not left:
                 break
     return selected
-
-
-_SELECTORS: dict[str, Callable[[Masking, Ints, Bools, Ints, Floats], Bools]] = {
-    "token": _select_tokens,
-    "whole_word": _select_words,
-    "span": _select_spans,
-}

@@ -7,8 +7,6 @@
 - leftovers of killed processes have names with a leading dot; an unfinished store ends in `PARTIAL`
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -27,10 +25,8 @@ import mlm
 from mlm.config.errors import InputError
 from mlm.files import disk_errors, format_bytes, free_space, remove, shorten
 
-PARTIAL = ".partial"
-"""Suffix of an unfinished store."""
-USED = "used"
-"""File in a store or vocabulary whose modification time is the last use."""
+PARTIAL = ".partial"  # suffix of an unfinished store
+USED = "used"  # file in a store or vocabulary whose modification time is the last use
 DAY_S = 86_400
 
 log = logging.getLogger(__name__)
@@ -68,33 +64,22 @@ def locked(path: Path, part: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Turn errors on opening a cache entry into one line.
-
-    Raises:
-        InputError: names the damaged entry and the remedy.
-    """
+    """Turn errors on opening a cache entry into an InputError that names it and the remedy."""
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError, EOFError, StopIteration) as error:
         reason = " ".join(str(error).split())[:200] or "it ends too early"
-        raise InputError(
-            f"{folder} is damaged ({reason}); remove it, and the next run makes it again "
-            "(`mlm prepare --clean all` empties the cache)"
-        ) from error
+        remedy = "remove it, and the next run makes it again (`mlm prepare --clean all` empties the cache)"
+        raise InputError(f"{folder} is damaged ({reason}); {remedy}") from error
 
 
 def check_room(path: Path, needed: float) -> None:
-    """Check that the disk of `path` has `needed` free bytes.
-
-    Raises:
-        InputError: it has fewer.
-    """
+    """Raise InputError if the disk of `path` has fewer than `needed` free bytes."""
     free = free_space(path)
     if free < needed:
-        raise InputError(
-            f"{path}: the token store needs about {format_bytes(needed)} more, but {format_bytes(free)} are "
-            "free; make room, or name another disk with --data.cache_dir; finished shards are kept"
-        )
+        need = f"the token store needs about {format_bytes(needed)} more, but {format_bytes(free)} are free"
+        remedy = "make room, or name another disk with --data.cache_dir; finished shards are kept"
+        raise InputError(f"{path}: {need}; {remedy}")
 
 
 def mark_used(folder: Path) -> None:
@@ -108,14 +93,10 @@ class CacheEntry:
     """A file or folder of the cache."""
 
     path: Path
-    kind: str
-    """token store, unfinished store, vocabulary, text or leftover."""
-    size: int
-    """Bytes on disk."""
-    used: float
-    """Time of the last use, in seconds of the epoch."""
-    about: str
-    """Its tokens and sources."""
+    kind: str  # token store, unfinished store, vocabulary, text or leftover
+    size: int  # bytes on disk
+    used: float  # time of the last use, in seconds of the epoch
+    about: str  # its tokens and sources
 
     def line(self, now: float) -> str:
         """Return the entry in one line."""
@@ -127,10 +108,9 @@ class CacheEntry:
 
 def list_cache(cache: Path) -> list[CacheEntry]:
     """Return the entries of a cache, largest first, without locks and the digests."""
-    paths = [*cache.glob("stores/*"), *cache.glob("tokenizers/*"), *cache.glob("*.jsonl")]
-    paths += cache.glob(".python-docs*")
-    entries = [_entry(path) for path in paths if path.suffix != ".lock"]
-    return sorted(entries, key=lambda entry: -entry.size)
+    patterns = ("stores/*", "tokenizers/*", "*.jsonl", ".python-docs*")
+    paths = [path for pattern in patterns for path in cache.glob(pattern) if path.suffix != ".lock"]
+    return sorted(map(_entry, paths), key=lambda entry: -entry.size)
 
 
 def clean_cache(cache: Path, days: float) -> list[CacheEntry]:

@@ -3,8 +3,6 @@
 B rows, S tokens a row, M slots for predictions.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -28,24 +26,15 @@ Ints = npt.NDArray[np.int64]
 class MaskedBatch(TypedDict):
     """A batch for the model; its tokens are counted here, which needs no synchronisation with a device."""
 
-    input_ids: Tensor
-    """(B, S) int64, masked."""
-    attention_mask: Tensor
-    """(B, S) int64, 0 at padding, else the number of the document inside its row."""
-    masked_positions: Tensor
-    """(B, M) int64 places to predict."""
-    labels: Tensor
-    """(B, M) int64 ids to predict, IGNORE_INDEX in unused slots."""
-    num_tokens: int
-    """Tokens that are not padding."""
-    num_ordinary: int
-    """Tokens that may be predicted: all but the special ones."""
-    num_masked: int
-    """Tokens to predict."""
-    num_hidden: int
-    """Tokens to predict that are shown as [MASK]."""
-    num_random: int
-    """Tokens to predict that are shown as another ordinary token."""
+    input_ids: Tensor  # (B, S) int64, masked
+    attention_mask: Tensor  # (B, S) int64, 0 at padding, else the number of the document inside its row
+    masked_positions: Tensor  # (B, M) int64 places to predict
+    labels: Tensor  # (B, M) int64 ids to predict, IGNORE_INDEX in unused slots
+    num_tokens: int  # that are not padding
+    num_ordinary: int  # that may be predicted: all but the special ones
+    num_masked: int  # to predict
+    num_hidden: int  # to predict, shown as [MASK]
+    num_random: int  # to predict, shown as another ordinary token
 
 
 @dataclass(frozen=True)
@@ -57,8 +46,7 @@ class Rows:
     special: SpecialTokens
     seq_len: int
     packing: PackingMode
-    parts: tuple[Part, ...] = ()
-    """The parts of a weighted mix; empty: all rows are equal."""
+    parts: tuple[Part, ...] = ()  # of a weighted mix; empty: all rows are equal
 
     def __len__(self) -> int:
         return len(self.table)
@@ -77,8 +65,8 @@ class Rows:
     @property
     def num_bytes(self) -> int:
         """UTF-8 bytes of the documents that begin in these rows."""
-        store = self.store
-        return int(store.num_bytes[np.isin(store.documents.starts, self.table.pieces.starts)].sum())
+        begin_here = np.isin(self.store.documents.starts, self.table.pieces.starts)
+        return int(self.store.num_bytes[begin_here].sum())
 
     @property
     def tokens_per_row(self) -> float:
@@ -141,17 +129,11 @@ class MaskedRows(Dataset[MaskedBatch]):
 
 
 def build_masking(config: MaskingConfig, rate: float, tokenizer: Tokenizer) -> Masking:
-    """Return the masking of a tokenizer's ids at one rate.
-
-    Raises:
-        InputError: the strategy is whole_word, and the beginnings of words are unknown for this tokenizer.
-    """
+    """Return the masking of a tokenizer's ids at one rate; whole_word needs to know where words begin."""
     special = SpecialTokens.from_tokenizer(tokenizer)
+    added = tokenizer.get_added_tokens_decoder().items()
     is_special = np.ones(num_ids(tokenizer), bool)  # unused ids too
     is_special[list(tokenizer.get_vocab(with_added_tokens=True).values())] = False
-    is_special[list(special.ids)] = True
-    is_special[
-        [number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]
-    ] = True
+    is_special[[*special.ids, *(number for number, token in added if token.special)]] = True
     words = starts_word(tokenizer) if config.strategy == "whole_word" else None
     return Masking(config, rate, special.mask, is_special, words)

@@ -8,14 +8,11 @@
 - row tables: in the store's folder, key of row length, packing, held-out part, deduplication and weights
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +25,23 @@ from mlm.config.parse import to_plain
 from mlm.cores import available_cores
 from mlm.counter import uniform
 from mlm.data.cache import content_key, locked, mark_used, reading
-from mlm.data.cleaning import distinct_texts, first_of_equals, first_of_similar, near_index
 from mlm.data.collate import Rows
+from mlm.data.formats import short_name
 from mlm.data.packing import RowTable, Spans, cut_spans, pack_documents
-from mlm.data.report import short_name
 from mlm.data.sampler import Part, divide_block
-from mlm.data.store import STORE_VERSION, TokenStore, drop_shards, finish_store, write_shards
+from mlm.data.store import (
+    STORE_VERSION,
+    TokenStore,
+    distinct_texts,
+    finish_store,
+    first_of_equals,
+    first_of_similar,
+    near_index,
+    partial_folder,
+    write_shards,
+)
 from mlm.data.text import Text
-from mlm.files import format_bytes, replacing
+from mlm.files import format_bytes, remove, replacing
 from mlm.tokenizer import (
     TOKENIZER_VERSION,
     SpecialTokens,
@@ -46,15 +52,12 @@ from mlm.tokenizer import (
 )
 
 Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 
-FEW_DOCUMENTS = 200
-"""Below this many documents the held-out part is made of blocks instead of whole documents."""
-BLOCK_TOKENS = 2000
-"""Size of such a block."""
-UNKNOWN_WARNING_RATE = 0.01
-"""Share of unknown tokens that causes a warning."""
-ROWS_VERSION = 5
-"""Changes whenever the same store would give other rows."""
+FEW_DOCUMENTS = 200  # below so many the held-out part is made of blocks instead of whole documents
+BLOCK_TOKENS = 2000  # of such a block
+UNKNOWN_WARNING_RATE = 0.01  # share of unknown tokens that causes a warning
+ROWS_VERSION = 5  # changes whenever the same store would give other rows
 
 log = logging.getLogger(__name__)
 
@@ -64,25 +67,15 @@ class Corpus:
     """A prepared corpus."""
 
     tokenizer: Tokenizer
-    special: SpecialTokens
     store: TokenStore
     train: Rows
     validation: Rows
     unigram_entropy: float
     """Cross-entropy of the validation tokens under the training counts plus one, in nats."""
 
-    @property
-    def sources(self) -> list[dict[str, Any]]:
-        """Facts about each source, in plain values: path, documents, tokens, duplicates and so on."""
-        return self.store.sources
-
 
 def prepare_corpus(config: CorpusConfig, tokenizer_config: TokenizerConfig) -> Corpus:
-    """Read, tokenize, clean, split and pack a corpus, or reuse the cache.
-
-    Raises:
-        InputError: a source cannot be read or holds no text, or the disk is full.
-    """
+    """Read, tokenize, clean, split and pack a corpus, or reuse the cache."""
     tokenizer, store = prepare_store(config, tokenizer_config)
     assert store is not None, "one machine writes all shards"
     corpus = _split_and_pack(store, config, tokenizer)
@@ -96,10 +89,10 @@ def prepare_evaluation(config: CorpusConfig, tokenizer: Tokenizer) -> Rows:
     """Read and pack the whole of a corpus for evaluation with a given tokenizer."""
     store = _store(Text(config), tokenizer)
     assert store is not None, "one machine writes all shards"
-    documents, special = store.documents.take(_kept(store, config)), SpecialTokens.from_tokenizer(tokenizer)
-    _require_ordinary(store.counts(num_ids(tokenizer), documents), special, config)
+    documents = store.documents.take(_kept(store, config))
+    _count_ordinary(store, documents, config, tokenizer)
     table = pack_documents(documents, config.seq_len, config.packing)
-    return Rows(store, table, special, config.seq_len, config.packing)
+    return Rows(store, table, SpecialTokens.from_tokenizer(tokenizer), config.seq_len, config.packing)
 
 
 def prepare_store(
@@ -107,8 +100,7 @@ def prepare_store(
 ) -> tuple[Tokenizer, TokenStore | None]:
     """Prepare the vocabulary, and the token store or the share of machine i of n, `machine`.
 
-    Returns:
-        The tokenizer, and the store; None while other machines have shards to write.
+    The store is None while other machines have shards to write.
     """
     text = Text(config)
     tokenizer = prepare_tokenizer(text, tokenizer_config)
@@ -130,7 +122,8 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
         if folder.exists():
             log.info("vocabulary: reusing %s", folder)
         else:
-            _check_packages(text.config)
+            if text.config.deduplicate == "near":  # its package may be missing: seen before hours of reading
+                near_index()
             log.info("training a %s vocabulary of %s entries", config.type, f"{config.vocab_size:,}")
             tokenizer = train_on_text(text, config)
             text.check_unchanged()
@@ -161,7 +154,8 @@ def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) 
         if folder.exists():
             log.info("token store: reusing %s", folder)
         else:
-            _check_packages(text.config)
+            if text.config.deduplicate == "near":
+                near_index()
             log.info("token store: tokenizing into %s", folder)
             sources = text.by_source("tokenizing")
             cores = text.config.num_proc or available_cores()
@@ -169,7 +163,7 @@ def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) 
             try:
                 text.check_unchanged()
             except InputError:
-                drop_shards(folder)
+                remove(partial_folder(folder))
                 raise
             pairs = zip(text.config.sources, text.reports, strict=True)
             read = [{"path": source.path, "summary": report.summary()} for source, report in pairs]
@@ -188,14 +182,7 @@ def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) 
     return store
 
 
-def _check_packages(config: CorpusConfig) -> None:
-    """Report a missing package before hours of reading; a finished store may not need it."""
-    if config.deduplicate == "near":
-        near_index()
-
-
 def _log_facts(store: TokenStore, config: CorpusConfig) -> None:
-    """Log the counts of a store, and warnings about them."""
     for source in store.sources:
         log.info("%s", source["summary"])
         rate = source["num_unknown"] / max(source["num_tokens"], 1)
@@ -212,9 +199,8 @@ def _log_facts(store: TokenStore, config: CorpusConfig) -> None:
     if facts["num_duplicates"]:
         number, documents = facts["num_duplicates"], facts["num_documents"]
         share = f"{number:,} of {documents:,} documents ({number / documents:.1%})"
-        advice = "they are left out of the rows"
-        if config.deduplicate == "none":
-            advice = "data.deduplicate=exact leaves them out"
+        kept = config.deduplicate == "none"
+        advice = "data.deduplicate=exact leaves them out" if kept else "they are left out of the rows"
         log.info("duplicates: %s repeat an earlier one; %s", share, advice)
 
 
@@ -241,22 +227,17 @@ def _kept(store: TokenStore, config: CorpusConfig) -> Bools:
 def split_documents(
     store: TokenStore, fraction: float, max_validation_tokens: int, kept: Bools | None = None
 ) -> tuple[Spans, Spans]:
-    """Divide a corpus into the spans for training and for validation.
+    """Divide the `kept` (N,) documents of a corpus into the spans for training and for validation.
 
     A document is held out when the hash of its content is below `fraction`: duplicates are in one part, and
-    text added later moves no document. With few documents, blocks of them are divided instead. No part is
-    ever empty; a corpus of a single unit is in both parts, with a warning.
-
-    Args:
-        store: the corpus.
-        fraction: share of the documents that is held out.
-        max_validation_tokens: bound of the validation tokens, drawn from the whole held-out part.
-        kept: (N,) the documents to divide; None: all.
+    text added later moves no document. The validation tokens are drawn from the whole held-out part. With few
+    documents, blocks of them are divided instead. No part is ever empty; a corpus of a single unit is in both
+    parts, with a warning.
     """
     units, hashes = store.documents, store.text_hashes
     if kept is not None:
         units, hashes = units.take(kept), hashes[kept]
-    block: npt.NDArray[np.int64] = np.zeros(len(hashes), np.int64)
+    block: Ints = np.zeros(len(hashes), np.int64)
     if len(hashes) < FEW_DOCUMENTS:
         counts = -(-units.lengths // BLOCK_TOKENS)
         block = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -293,37 +274,34 @@ def _split_and_pack(store: TokenStore, config: CorpusConfig, tokenizer: Tokenize
             kept = None if config.deduplicate == "none" else _kept(store, config)
             fraction, bound = config.validation_fraction, config.max_validation_tokens
             train, validation = split_documents(store, fraction, bound, kept)
-            counts = [store.counts(num_ids(tokenizer), spans) for spans in (train, validation)]
-            for part in counts:
-                _require_ordinary(part, special, config)
+            counts = [_count_ordinary(store, spans, config, tokenizer) for spans in (train, validation)]
             table, mix = _pack_mix(store, train, config)
             held_out = pack_documents(validation, config.seq_len, config.packing)
             with replacing(folder) as temporary:
                 temporary.mkdir()
                 _save_table(temporary / "train", table)
                 _save_table(temporary / "validation", held_out)
-                facts = {"parts": mix, "unigram_entropy": _unigram_entropy(*counts)}
+                # -sum_v q(v) ln p(v): q are the validation shares, p those of the training counts plus one
+                log_share = np.log((counts[0] + 1) / (counts[0].sum() + len(counts[0])))
+                entropy = float(-(counts[1] * log_share).sum() / counts[1].sum())
+                facts = {"parts": mix, "unigram_entropy": entropy}
                 (temporary / "facts.json").write_text(json.dumps(facts))
     with reading(folder):
         facts = json.loads((folder / "facts.json").read_text())
         names = [source.path for source in config.sources]
         parts = tuple(Part(rows, per_block, names[source]) for rows, per_block, source in facts["parts"])
-        rows_of = [
-            Rows(store, _load_table(folder / name), special, config.seq_len, config.packing)
-            for name in ("train", "validation")
-        ]
+        train_rows, validation_rows = (
+            Rows(store, _load_table(folder / name), special, config.seq_len, config.packing, of)
+            for name, of in (("train", parts), ("validation", ()))
+        )
         entropy = facts["unigram_entropy"]
-    return Corpus(tokenizer, special, store, replace(rows_of[0], parts=parts), rows_of[1], entropy)
+    return Corpus(tokenizer, store, train_rows, validation_rows, entropy)
 
 
 def _pack_mix(
     store: TokenStore, train: Spans, config: CorpusConfig
 ) -> tuple[RowTable, list[tuple[int, int, int]]]:
-    """Pack the training part; with weights, source by source.
-
-    Returns:
-        The table; with weights also (number of rows, rows a block, index) of each source that has rows.
-    """
+    """Pack the training part; with weights by source, and return (rows, rows a block, index) of each."""
     weights = [source.weight for source in config.sources]
     if None in weights:
         return pack_documents(train, config.seq_len, config.packing), []
@@ -350,25 +328,18 @@ def _save_table(folder: Path, table: RowTable) -> None:
 
 
 def _load_table(folder: Path) -> RowTable:
-    offsets, starts, lengths = (
-        np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("offsets", "starts", "lengths")
-    )
+    names = ("offsets", "starts", "lengths")
+    offsets, starts, lengths = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in names)
     if not offsets[-1] == len(starts) == len(lengths):
         raise ValueError(f"{folder.name}: the files are of different rows")
     return RowTable(offsets, Spans(starts, lengths))
 
 
-def _unigram_entropy(train: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]) -> float:
-    """Return -sum_v q(v) ln p(v): q are the validation shares, p those of the training counts plus one."""
-    log_share = np.log((train + 1) / (train.sum() + len(train)))
-    return float(-(validation * log_share).sum() / validation.sum())
-
-
-def _require_ordinary(counts: npt.NDArray[np.int64], special: SpecialTokens, config: CorpusConfig) -> None:
-    """Refuse text without a token to predict: every loss on it would be 0."""
-    if counts.sum() == counts[list(special.ids)].sum():
+def _count_ordinary(store: TokenStore, spans: Spans, config: CorpusConfig, tokenizer: Tokenizer) -> Ints:
+    """Return how often each id occurs; refuse text without a token to predict: every loss would be 0."""
+    counts = store.counts(num_ids(tokenizer), spans)
+    if counts.sum() == counts[list(SpecialTokens.from_tokenizer(tokenizer).ids)].sum():
         names = ", ".join(source.path for source in config.sources)
-        raise InputError(
-            f"{names}: the vocabulary knows no token of the text; every word has a new character or is too "
-            "long: train one of type bpe, which can write every text"
-        )
+        why = "every word has a new character or is too long: train one of type bpe, which can write any text"
+        raise InputError(f"{names}: the vocabulary knows no token of the text; {why}")
+    return counts

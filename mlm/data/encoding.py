@@ -7,8 +7,6 @@
 - `encode_in_order` spreads batches over processes and returns them in order: their number changes no token
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import multiprocessing
@@ -34,27 +32,19 @@ from mlm.tokenizer import encode_plain, num_ids, plain_tokenizer, text_groups, t
 Ints = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 
-WORD_MEMORY = 2**27
-"""About the most bytes that the remembered words of a process take."""
-WORD_OVERHEAD = 200
-"""Bytes of a remembered word beside its characters."""
-BATCHES_ALONE = 4
-"""Batches encoded before processes are started, which get the words seen in them."""
-BATCHES_AHEAD = 2
-"""Batches a process that are read before they are needed."""
+WORD_MEMORY = 2**27  # about the most bytes that the remembered words of a process take
+WORD_OVERHEAD = 200  # bytes of a remembered word beside its characters
+BATCHES_ALONE = 4  # encoded before processes are started, which get the words seen in them
+BATCHES_AHEAD = 2  # batches a process that are read before they are needed
 
 
 class Encoded(NamedTuple):
-    """A batch of N documents: their tokens, hashes and sizes."""
+    """A batch of N documents with T tokens."""
 
-    ids: Ids
-    """(T,) the tokens of all documents."""
-    lengths: Ints
-    """(N,) tokens of each document."""
-    text_hashes: npt.NDArray[np.uint64]
-    """(N,) hash of each text."""
-    num_bytes: npt.NDArray[np.uint64]
-    """(N,) UTF-8 bytes of each text."""
+    ids: Ids  # (T,) the tokens of all documents
+    lengths: Ints  # (N,) tokens of each document
+    text_hashes: npt.NDArray[np.uint64]  # (N,)
+    num_bytes: npt.NDArray[np.uint64]  # (N,) UTF-8 bytes of each text
 
 
 class _Words(NamedTuple):
@@ -64,7 +54,7 @@ class _Words(NamedTuple):
     starts: Ints
     lengths: Ints
 
-    def extended(self, encoded: list[list[int]]) -> _Words:
+    def extended(self, encoded: list[list[int]]) -> "_Words":
         """Return these words followed by further ones."""
         ids = np.fromiter(chain.from_iterable(encoded), self.ids.dtype)
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
@@ -83,9 +73,7 @@ class _Words(NamedTuple):
 class DocumentEncoder:
     """Returns the same tokens as `mlm.tokenizer.encode_documents`, faster.
 
-    Args:
-        tokenizer: any; it is copied.
-        known: the `known` of another encoder with the same tokenizer.
+    Any tokenizer will do; it is copied. `known` is that of another encoder with the same tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer, known: tuple[dict[str, int], _Words] | None = None):
@@ -109,18 +97,14 @@ class DocumentEncoder:
         if self._split is None:
             ids, _, lengths = self._no_words.extended(encode_plain(self._plain, texts))
         else:
-            ids, lengths = self._encode_words(texts, self._split)
+            pieces = [list(text_pieces(text)) for text in texts]  # the words looked up at a time are bounded
+            groups = text_groups(chain.from_iterable(pieces))
+            found = [self._look_up([self._split(piece) for piece in group]) for group in groups]
+            ids, of_pieces = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+            counts = np.fromiter(map(len, pieces), np.int64, len(pieces))
+            lengths = np.add.reduceat(of_pieces, np.cumsum(counts) - counts)
         sizes = np.fromiter(map(len, raw), np.uint64, len(raw))
         return Encoded(ids, lengths, np.frombuffer(digests, "<u8").astype(np.uint64), sizes)
-
-    def _encode_words(self, texts: list[str], split: Callable[[str], list[str]]) -> tuple[Ids, Ints]:
-        """Return the tokens of all texts, and how many each has."""
-        pieces = [list(text_pieces(text)) for text in texts]  # the words looked up at a time are bounded
-        groups = text_groups(chain.from_iterable(pieces))
-        found = [self._look_up([split(piece) for piece in group]) for group in groups]
-        ids, lengths = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
-        counts = np.fromiter(map(len, pieces), np.int64, len(pieces))
-        return ids, np.add.reduceat(lengths, np.cumsum(counts) - counts)
 
     def _look_up(self, words_of: list[list[str]]) -> tuple[Ids, Ints]:
         """Return the tokens of all lists of words, and how many each list has."""
@@ -183,15 +167,9 @@ _BYTE_LEVEL_WORD = re.compile(r"[^\w!-~]*+[\w!-~][\S\x1c-\x1f]*+|[^\w!-~]++")
 def encode_in_order(
     batches: Iterable[tuple[int, list[str]]], tokenizer: Tokenizer, processes: int = 1
 ) -> Generator[tuple[int, Encoded]]:
-    """Encode labelled batches of documents and yield them in the same order.
+    """Encode labelled batches of documents, drawn as needed, and yield them in the same order.
 
-    Args:
-        batches: drawn as needed, a few ahead.
-        tokenizer: any.
-        processes: number of cores to use; 1 starts no process and turns the library's threads off too.
-
-    Raises:
-        InputError: a process was killed, or could not start.
+    With 1 core in `processes` no process is started, and the library's threads are turned off too.
     """
     batches = iter(batches)
     encode = DocumentEncoder(tokenizer)
@@ -201,10 +179,17 @@ def encode_in_order(
     following = next(batches, None)
     if following is None:
         return
+    waiting: deque[tuple[int, Future[Encoded]]] = deque()
     spawn = multiprocessing.get_context("spawn")  # a fork would copy the library's threads half
     with ProcessPoolExecutor(processes, spawn, _start_process, (tokenizer, encode.known)) as pool:
         try:
-            yield from _spread(chain([following], batches), pool, processes * BATCHES_AHEAD)
+            for label, texts in chain([following], batches):
+                waiting.append((label, pool.submit(_encode_in_process, texts)))
+                if len(waiting) > processes * BATCHES_AHEAD:
+                    label, future = waiting.popleft()
+                    yield label, future.result()
+            for label, future in waiting:
+                yield label, future.result()
         except BrokenProcessPool:
             raise InputError(
                 "a process that tokenizes was killed (out of memory?) or could not start (a script that uses "
@@ -214,34 +199,19 @@ def encode_in_order(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _spread(
-    batches: Iterable[tuple[int, list[str]]], pool: ProcessPoolExecutor, ahead: int
-) -> Iterator[tuple[int, Encoded]]:
-    waiting: deque[tuple[int, Future[Encoded]]] = deque()
-    for label, texts in batches:
-        waiting.append((label, pool.submit(_encode_in_process, texts)))
-        if len(waiting) > ahead:
-            label, future = waiting.popleft()
-            yield label, future.result()
-    for label, future in waiting:
-        yield label, future.result()
-
-
 @contextmanager
 def _library_threads(wanted: bool) -> Iterator[None]:
     """Turn the library's own threads on or off, unless the user has set its variable."""
-    if "TOKENIZERS_PARALLELISM" in os.environ:
-        yield
-        return
-    os.environ["TOKENIZERS_PARALLELISM"] = "true" if wanted else "false"
+    is_set = "TOKENIZERS_PARALLELISM" in os.environ
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if wanted else "false")
     try:
         yield
     finally:
-        os.environ.pop("TOKENIZERS_PARALLELISM", None)
+        if not is_set:
+            os.environ.pop("TOKENIZERS_PARALLELISM", None)
 
 
-_encoder: DocumentEncoder
-"""The encoder of a tokenizing process."""
+_encoder: DocumentEncoder  # of a tokenizing process
 
 
 def _start_process(tokenizer: Tokenizer, known: tuple[dict[str, int], _Words]) -> None:

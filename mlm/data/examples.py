@@ -5,15 +5,15 @@
 - of a pair that is too long the longer text is cut first
 - which examples make up a batch is a pure function of (seed, epoch)
 
-B examples a batch, S tokens of the longest, N examples.
+B examples a batch, S tokens of the longest, N examples, C classes.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -22,56 +22,43 @@ from tokenizers import Encoding, Tokenizer
 from mlm.config.errors import InputError
 from mlm.counter import permute
 from mlm.data.labelled import Examples
-from mlm.tokenizer import SpecialTokens
+from mlm.files import shorten
+from mlm.tokenizer import SpecialTokens, plain_tokenizer
 
 if TYPE_CHECKING:  # tokenizing needs no torch, which takes seconds to import
     from torch import Tensor
 
 Ints = npt.NDArray[np.int64]
 
-GROUP_EXAMPLES = 4096
-"""Texts tokenized together."""
+GROUP_EXAMPLES = 4096  # texts tokenized together
 MAX_GROUP_BATCHES = 8
 """Batches whose examples are sorted together: more waste less padding, fewer mix better. Pearson's
 correlation on STS-B, mean of two seeds: 0.816 with 44, 0.825 with 8, 0.827 at random."""
-
-
-MAX_BATCH_TOKENS = 2**15
-"""Most tokens of a batch for prediction."""
+MAX_BATCH_TOKENS = 2**15  # of a batch for prediction
 
 
 class LabelledBatch(TypedDict):
     """A batch for training or scoring."""
 
-    rows: Tensor
-    """(B,) int64, the number of each example."""
-    input_ids: Tensor
-    """(B, S) int64."""
-    attention_mask: Tensor
-    """(B, S) int64, 0 at padding, else 1."""
-    token_type_ids: Tensor
-    """(B, S) int64, 1 in the second text of a pair."""
+    rows: Tensor  # (B,) int64, the number of each example
+    input_ids: Tensor  # (B, S) int64
+    attention_mask: Tensor  # (B, S) int64, 0 at padding, else 1
+    token_type_ids: Tensor  # (B, S) int64, 1 in the second text of a pair
     labels: Tensor | None
     """(B,) ids of classes int64, or numbers float32, or (B, C) float32 of 0 and 1; None: not known."""
-    num_tokens: int
-    """Tokens that are not padding, counted here so that no device has to be asked."""
+    num_tokens: int  # that are not padding, counted here so that no device has to be asked
 
 
 @dataclass(frozen=True)
 class EncodedExamples:
     """Tokenized examples; maps row numbers to a batch."""
 
-    ids: npt.NDArray[np.int32]
-    """The tokens of all examples on end."""
-    types: npt.NDArray[np.int8]
-    """The token type of each."""
-    offsets: Ints
-    """(N + 1,) where the examples begin."""
+    ids: npt.NDArray[np.int32]  # the tokens of all examples on end
+    types: npt.NDArray[np.int8]  # the token type of each
+    offsets: Ints  # (N + 1,) where the examples begin
     labels: npt.NDArray[Any] | None
-    pad: int
-    """Id of the padding token."""
-    num_truncated: int = 0
-    """Examples that were too long."""
+    pad: int  # id of the padding token
+    num_truncated: int = 0  # examples that were too long
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -98,69 +85,49 @@ class EncodedExamples:
 
     def arrays(self, rows: Ints) -> dict[str, Ints]:
         """Return input_ids, attention_mask and token_type_ids of some rows, each (B, S) int64."""
-        starts = self.offsets[rows]
-        lengths = self.offsets[rows + 1] - starts
-        shape = len(rows), int(lengths.max(initial=1))  # a rank may have no row of a small batch
-        ids, types, mask = (
-            np.full(shape, self.pad, np.int64),
-            np.zeros(shape, np.int64),
-            np.zeros(shape, np.int64),
-        )
-        for out, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
-            ids[out, :length] = self.ids[start : start + length]
-            types[out, :length] = self.types[start : start + length]
-            mask[out, :length] = 1
-        return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+        lengths = self.lengths[rows]
+        width = int(lengths.max(initial=1))  # a rank may have no row of a small batch
+        mask = np.arange(width) < lengths[:, None]
+        places = (self.offsets[rows][:, None] + np.arange(width))[mask]
+        ids, types = np.full(mask.shape, self.pad, np.int64), np.zeros(mask.shape, np.int64)
+        ids[mask], types[mask] = self.ids[places], self.types[places]
+        return {"input_ids": ids, "attention_mask": mask.astype(np.int64), "token_type_ids": types}
 
     def __getitem__(self, rows: Ints) -> LabelledBatch:
         import torch
 
-        arrays = self.arrays(rows)
+        arrays = {name: torch.from_numpy(array) for name, array in self.arrays(rows).items()}
         return LabelledBatch(
             rows=torch.from_numpy(rows),
-            input_ids=torch.from_numpy(arrays["input_ids"]),
-            attention_mask=torch.from_numpy(arrays["attention_mask"]),
-            token_type_ids=torch.from_numpy(arrays["token_type_ids"]),
+            input_ids=arrays["input_ids"],
+            attention_mask=arrays["attention_mask"],
+            token_type_ids=arrays["token_type_ids"],
             labels=None if self.labels is None else self.label_tensor(rows),
             num_tokens=int(arrays["attention_mask"].sum()),
         )
 
 
 def encode_examples(tokenizer: Tokenizer, examples: Examples, max_length: int | None) -> EncodedExamples:
-    """Tokenize texts, special tokens included.
+    """Tokenize texts, special tokens included, to at most `max_length` tokens each.
 
-    Args:
-        tokenizer: any; it is copied, so that its own padding and truncation neither count nor change.
-        examples: the texts.
-        max_length: most tokens an example may have; None: no bound.
-
-    Raises:
-        InputError: the tokenizer puts no [CLS] first, which the model looks at.
+    The tokenizer's own padding and truncation neither count nor change; it must put [CLS] first.
     """
     special = SpecialTokens.from_tokenizer(tokenizer)
-    plain = Tokenizer.from_str(tokenizer.to_str())
-    plain.no_padding()
-    plain.no_truncation()
-    plain.encode_special_tokens = True
-    ids, types, offsets = [], [], [0]
-    num_truncated = 0
-    for encodings in _encodings(plain, examples, max_length):
-        for encoding, is_truncated in encodings:
-            num_truncated += is_truncated
-            ids.append(np.array(encoding.ids, np.int32))
-            types.append(np.array(encoding.type_ids, np.int8))
-            offsets.append(offsets[-1] + len(ids[-1]))
-    if ids and (not len(ids[0]) or ids[0][0] != special.cls):
-        raise InputError("the tokenizer does not begin a text with [CLS]; its post_processor has to add it")
-    empty = [np.zeros(0, np.int32)]
-    flat = np.concatenate(ids or empty), np.concatenate(types or empty).astype(np.int8)
+    ids, types, offsets, num_truncated = [np.zeros(0, np.int32)], [np.zeros(0, np.int8)], [0], 0
+    for encoding, is_truncated in _encodings(plain_tokenizer(tokenizer), examples, max_length):
+        if len(offsets) == 1 and encoding.ids[:1] != [special.cls]:
+            raise InputError("the tokenizer does not begin a text with [CLS]; its post_processor must add it")
+        num_truncated += is_truncated
+        ids.append(np.array(encoding.ids, np.int32))
+        types.append(np.array(encoding.type_ids, np.int8))
+        offsets.append(offsets[-1] + len(encoding.ids))
+    flat = np.concatenate(ids), np.concatenate(types)
     return EncodedExamples(*flat, np.array(offsets), examples.labels, special.pad, num_truncated)
 
 
 def _encodings(
     tokenizer: Tokenizer, examples: Examples, max_length: int | None
-) -> Iterator[list[tuple[Encoding, bool]]]:
-    """Yield the encodings in groups, with whether each was too long."""
+) -> Iterator[tuple[Encoding, bool]]:
     pairs = examples.pairs
     inputs: list[Any] = examples.texts if pairs is None else list(zip(examples.texts, pairs, strict=True))
     for start in range(0, len(inputs), GROUP_EXAMPLES):
@@ -170,24 +137,19 @@ def _encodings(
         long = [max_length is not None and len(encoding.ids) > max_length for encoding in encodings]
         if max_length is not None and any(long):
             tokenizer.enable_truncation(max_length, strategy="longest_first")
-            shortened = iter(
-                tokenizer.encode_batch_fast([one for one, cut in zip(group, long, strict=True) if cut])
-            )
-            encodings = [next(shortened) if cut else one for one, cut in zip(encodings, long, strict=True)]
-        yield list(zip(encodings, long, strict=True))
+            places = np.flatnonzero(long)
+            cut = tokenizer.encode_batch_fast([group[place] for place in places])
+            for place, encoding in zip(places, cut, strict=True):
+                encodings[place] = encoding
+        yield from zip(encodings, long, strict=True)
 
 
 def batches_by_length(lengths: Ints, batch_size: int, seed: int, epoch: int) -> list[Ints]:
     """Return the rows of each batch of an epoch: similar lengths together, in random order.
 
-    The rows are permuted, cut into groups of a few batches, sorted by length within each group and cut into
-    batches, and these are permuted. Every row comes once; only the last batch of the last group is smaller.
-
-    Args:
-        lengths: (N,) tokens of each example.
-        batch_size: B.
-        seed: names the order.
-        epoch: likewise.
+    The rows (N,) are permuted, cut into groups of a few batches, sorted by length within each group and cut
+    into batches, and these are permuted. Every row comes once; only the last batch of the last group is
+    smaller.
     """
     num_rows = len(lengths)
     rows = permute(np.arange(num_rows), num_rows, seed, epoch)
@@ -212,3 +174,30 @@ def batches_in_order(lengths: Ints, batch_size: int) -> list[Ints]:
         batches.append(rows[:fitting])
         rows = rows[fitting:]
     return batches
+
+
+def class_weights(
+    wanted: Literal["balanced"] | Sequence[str] | None, labels: tuple[str, ...], values: npt.NDArray[Any]
+) -> npt.NDArray[np.float64] | None:
+    """Return the loss weight of each class, (C,); None: all the same.
+
+    Balanced weights are N / (C * examples of the class), so that every class has the same total; for
+    multilabel, of each label the texts with and without it have the same total. Else `wanted` holds
+    `label=weight` for some of the labels; the others weigh 1.
+    """
+    if wanted is None:
+        return None
+    if wanted == "balanced":
+        counts = np.maximum(np.array(list(label_counts(labels, values).values())), 1)
+        return (len(values) - counts) / counts if values.ndim == 2 else len(values) / (len(labels) * counts)
+    weights = {name: float(weight) for name, _, weight in (entry.rpartition("=") for entry in wanted)}
+    if unknown := [name for name in weights if name not in labels]:
+        known = shorten(labels)
+        raise InputError(f"head.class_weights: {unknown[0]} is not among the labels of training: {known}")
+    return np.array([weights.get(label, 1.0) for label in labels])
+
+
+def label_counts(labels: tuple[str, ...], values: npt.NDArray[Any]) -> dict[str, int]:
+    """Return the number of examples of each class, by name; `values` are (N,) ids or (N, C) bool."""
+    counts = values.sum(0) if values.ndim == 2 else np.bincount(values, minlength=len(labels))
+    return dict(zip(labels, counts.tolist(), strict=True))

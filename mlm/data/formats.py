@@ -2,13 +2,9 @@
 
     path or URL --fsspec--> stored bytes --decompress--> content --decode--> blocks of text --> documents
 
-- memory is bounded by the longest document, for files of any size
-- the format follows the name (`FORMATS`, any case), the compression follows the content
-- a rule splits plain text into documents; `tables.py` reads files of rows
+- memory is bounded by the longest document; the format follows the name, the compression the content
 - LF, CRLF and a lone CR end a line, nothing else does; a byte-order mark is dropped
 """
-
-from __future__ import annotations
 
 import bz2
 import codecs
@@ -18,44 +14,107 @@ import lzma
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import PurePath
 from typing import IO, Any
 
 import pyarrow as pa
 
-from mlm.config.data import DocumentRule
+from mlm.config.data import HUB_PREFIX, DocumentRule
 from mlm.config.errors import InputError
-from mlm.data.report import ReadReport
 
 FORMATS = {
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".jsonl": "jsonl",
-    ".jsonlines": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
+    **dict.fromkeys((".txt", ".text", ".md"), "text"),
+    **dict.fromkeys((".jsonl", ".jsonlines", ".ndjson"), "jsonl"),
+    **{f".{name}": name for name in ("json", "csv", "tsv", "parquet", "arrow")},
 }
-"""Format of each known suffix; any of them may be followed by one of `COMPRESSIONS`."""
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")  # may follow any suffix of FORMATS
+SUFFIXES = f"{' '.join(FORMATS)}, each also with {' '.join(COMPRESSIONS)}"
 HTTP = ("http://", "https://")
 
-BLOCK_BYTES = 1 << 20
-"""Bytes decoded at a time; also how far `auto` looks for a blank line."""
-WIDE_BYTES, WIDE_ZEROS = 4096, 8
-"""Bytes searched for zeros in every second place, and the zeros from which the text is taken as UTF-16."""
-MANY_LINES = 20
-"""Lines from which `auto` may report that they look wrapped."""
+BLOCK_BYTES = 1 << 20  # decoded at a time; also how far `auto` looks for a blank line
+WIDE_BYTES, WIDE_ZEROS = 4096, 8  # bytes searched for zeros in every second place; so many mean UTF-16
+MANY_LINES = 20  # from so many lines `auto` may report that they look wrapped
 
 READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, UnicodeError)
 """Errors of reading a truncated or corrupt file."""
+
+
+@dataclass
+class ReadReport:
+    """Counts of one source, filled while its documents are read."""
+
+    name: str
+    files: int = 0
+    documents: int = 0
+    blank_lines: int = 0
+    rows: int = 0  # of tables and data sets, those without text included
+    rows_without_text: int = 0
+    rules: Counter[str] = field(default_factory=Counter)  # files by how they were split, and why
+    lengths: Counter[int] = field(default_factory=Counter)  # documents by characters, in 7 binary digits
+    skip_bad_rows: bool = False  # count and leave out rows that cannot be read; else the first is an error
+    bad_rows: int = 0
+    first_bad_row: str = ""
+    replaced_bytes: int = 0  # not in the encoding, now U+FFFD
+    wrong_length: int = 0  # documents that are too short or too long
+
+    def add(self, document: str) -> None:
+        """Count one document."""
+        excess = max(len(document).bit_length() - 7, 0)
+        self.documents += 1
+        self.lengths[len(document) >> excess << excess] += 1
+
+    def bad_row(self, problem: str) -> None:
+        """Count a row that cannot be read, or raise the problem as InputError."""
+        if not self.skip_bad_rows:
+            raise InputError(problem)
+        self.bad_rows += 1
+        self.first_bad_row = self.first_bad_row or problem
+
+    def median_length(self) -> int:
+        """Return the median length of the documents in characters, to 1 %; 0 without documents."""
+        seen = 0
+        for length, number in sorted(self.lengths.items()):
+            seen += number
+            if 2 * seen >= self.documents:
+                return length
+        return 0
+
+    def summary(self) -> str:
+        """Return one line for the user: files, rule, documents, median length, and losses."""
+        parts = [_counted(self.files, "file")] if self.files else []
+        for rule, files in self.rules.most_common():
+            parts.append(rule if len(self.rules) == 1 else f"{files:,} as {rule}")
+        parts += [_counted(self.documents, "document"), f"median {self.median_length():,} characters"]
+        return f"{short_name(self.name)}: {', '.join(parts)}{self.losses(', ')}"
+
+    def losses(self, before: str) -> str:
+        """Return the counts of everything read that did not become a document, after `before`; or nothing."""
+        between = any(rule.startswith(("paragraph", "file")) for rule in self.rules)
+        no_text = f"{self.rows_without_text:,} of {_counted(self.rows, 'row')} had no text"
+        bad = f"{_counted(self.bad_rows, 'bad row')} skipped (the first: {self.first_bad_row})"
+        losses = (
+            (self.rows_without_text, no_text),
+            (self.bad_rows, bad),
+            (self.blank_lines and not between, f"{_counted(self.blank_lines, 'blank line')} skipped"),
+            (self.replaced_bytes, f"{_counted(self.replaced_bytes, 'byte')} replaced"),
+            (self.wrong_length, f"{_counted(self.wrong_length, 'document')} left out for their length"),
+        )
+        parts = [text for count, text in losses if count]
+        return before + ", ".join(parts) if parts else ""
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def short_name(path: str) -> str:
+    """Return the name of a source in a line about it."""
+    return path if "://" in path or path.startswith(HUB_PREFIX) else PurePath(path).name
 
 
 def format_of(name: str) -> str | None:
@@ -66,11 +125,6 @@ def format_of(name: str) -> str | None:
     if path.suffix in COMPRESSIONS:
         path = path.with_suffix("")
     return FORMATS.get(path.suffix) if path.suffix else "text"
-
-
-def supported_suffixes() -> str:
-    """Return the known suffixes for an error message."""
-    return f"{' '.join(FORMATS)}, each also with {' '.join(COMPRESSIONS)}"
 
 
 def one_line(error: BaseException) -> str:
@@ -100,11 +154,7 @@ def file_system(name: str) -> tuple[Any, str]:
 
 @contextmanager
 def readable(name: str, errors: Any = READ_ERRORS) -> Iterator[None]:
-    """Turn the errors of reading a file or URL into one line.
-
-    Raises:
-        InputError: names the file and the cause.
-    """
+    """Turn the errors of reading a file or URL into an InputError of one line."""
     try:
         yield
     except InputError:
@@ -113,30 +163,16 @@ def readable(name: str, errors: Any = READ_ERRORS) -> Iterator[None]:
         raise InputError(f"{name}: cannot be read: {one_line(error.__cause__ or error)}") from error
 
 
-def open_file(name: str, progress: Callable[[int], None] | None = None) -> io.BufferedReader:
-    """Open a local file, or a URL of any protocol that fsspec knows.
-
-    Args:
-        name: path or URL.
-        progress: called with the number of stored bytes after each read.
-
-    Raises:
-        InputError: it cannot be opened.
-    """
+def open_file(name: str, progress: Callable[[int], None] = lambda num_bytes: None) -> io.BufferedReader:
+    """Open a path or a URL of any protocol of fsspec; `progress` gets the bytes of each read, as stored."""
     with readable(name, Exception):  # each protocol has its own exceptions
         files, path = file_system(name)
         in_order = {"block_size": 0} if name.startswith(HTTP) else {}  # not every web server can seek
-        file: IO[bytes] = files.open(path, "rb", **in_order)
-    return io.BufferedReader(StoredBytes(file, progress or (lambda num_bytes: None)), BLOCK_BYTES)
+        return io.BufferedReader(StoredBytes(files.open(path, "rb", **in_order), progress), BLOCK_BYTES)
 
 
 class StoredBytes(io.RawIOBase):
-    """The stored bytes of a file, read from start to end, with progress.
-
-    Args:
-        file: an open binary file; only `read` and `close` are used.
-        progress: called with the number of bytes after each read.
-    """
+    """The stored bytes of a binary file, read from start to end; `progress` gets the bytes of each read."""
 
     def __init__(self, file: IO[bytes], progress: Callable[[int], None]):
         self._file, self._progress = file, progress
@@ -195,58 +231,47 @@ def decompressed(stored: Any) -> Any:
 
 
 def text_blocks(
-    stream: Any,
+    stored: Any,
     name: str,
     encoding: str,
     errors: str = "strict",
     report: ReadReport | None = None,
     advice: str = "give this source its encoding, encoding: {}",
 ) -> Iterator[str]:
-    """Decode a stream block by block; in what is yielded every line ends with LF.
+    """Decompress and decode a buffered file block by block; in the blocks every line ends with LF.
 
-    Args:
-        stream: the content.
-        name: its name in errors.
-        encoding: its encoding.
-        errors: strict or replace.
-        report: counts the bytes replaced; if bad rows may be left out, bytes that are not in the encoding
-            are decoded to lone surrogates, which `good_lines` detects.
-        advice: how to set another encoding, which replaces {}.
-
-    Raises:
-        InputError: the encoding is unknown, or the bytes are not in it.
+    `report` counts the bytes replaced; if bad rows may be left out, bytes that are not in the encoding are
+    decoded to lone surrogates, which `good_lines` detects. `errors` is strict or replace. `advice` says how
+    to set another encoding, which replaces {}.
     """
     report = report or ReadReport(name)
-    escape = errors == "replace" or report.skip_bad_rows
     try:
-        decoder = codecs.getincrementaldecoder(encoding)("surrogateescape" if escape else "strict")
+        codec = codecs.lookup(encoding)
     except LookupError:
-        raise InputError(
-            f"{name}: encoding={encoding} is unknown; try utf-8, latin-1, cp1252 or utf-16"
-        ) from None
-    codec = codecs.lookup(encoding).name
-    newlines = io.IncrementalNewlineDecoder(None, translate=True)
+        raise InputError(f"{name}: encoding={encoding} is unknown; try utf-8, latin-1 or utf-16") from None
+    assert codec.incrementaldecoder, "the configuration allows text encodings only"
+    escape = errors == "replace" or report.skip_bad_rows
+    decoder = codec.incrementaldecoder("surrogateescape" if escape else "strict")
+    newlines, content = io.IncrementalNewlineDecoder(None, translate=True), decompressed(stored)
     position, line, at_start = 0, 1, True
     while True:
-        block = stream.read(BLOCK_BYTES)
-        if not position and (wide := _wide_encoding(block)) and not codec.startswith(("utf-16", "utf-32")):
-            raise InputError(
-                f"{name}, line 1, byte 0: this is {wide} and not {encoding}; {advice.format(wide)}"
-            )
+        block = content.read(BLOCK_BYTES)
+        wide = _wide_encoding(block) if not position else None
+        if wide and not codec.name.startswith(("utf-16", "utf-32")):
+            problem = f"this is {wide} and not {encoding}; {advice.format(wide)}"
+            raise InputError(f"{name}, line 1, byte 0: {problem}")
         try:
-            decoded = decoder.decode(block, final=not block)
+            text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             before, bad = error.object[: error.start], error.object[error.start]
             offset = position + len(block) - len(error.object) + error.start
             line += newlines.decode(before.decode(encoding, "replace"), final=True).count("\n")
-            raise InputError(
-                f"{name}, line {line}, byte {offset}: 0x{bad:02x} is not valid {encoding}; "
-                f"if it is latin-1, {advice.format('latin-1')}"
-            ) from None
-        if errors == "replace" and not decoded.isascii():
-            decoded, replaced = _UNDECODED.subn("\ufffd", decoded)
+            problem = f"0x{bad:02x} is not valid {encoding}; if it is latin-1, {advice.format('latin-1')}"
+            raise InputError(f"{name}, line {line}, byte {offset}: {problem}") from None
+        if errors == "replace" and not text.isascii():
+            text, replaced = _UNDECODED.subn("\ufffd", text)
             report.replaced_bytes += replaced
-        text = newlines.decode(decoded, final=not block)
+        text = newlines.decode(text, final=not block)
         if at_start and text:
             text, at_start = text.removeprefix("\ufeff"), False
         if text:
@@ -275,11 +300,8 @@ _UNDECODED = re.compile("[\udc80-\udcff]")
 
 def good_lines(blocks: Iterable[str], name: str, report: ReadReport) -> Iterator[str]:
     """Yield the lines as `split_lines` does; a bad row that is not in the encoding becomes a blank line."""
-    if not report.skip_bad_rows:
-        yield from split_lines(blocks)
-        return
     for number, line in enumerate(split_lines(blocks), 1):
-        if not line.isascii() and (found := _UNDECODED.search(line)):
+        if report.skip_bad_rows and not line.isascii() and (found := _UNDECODED.search(line)):
             report.bad_row(f"{name}, line {number}: 0x{ord(found[0]) - 0xDC00:02x} is not in the encoding")
             line = ""
         yield line
@@ -300,14 +322,10 @@ def split_lines(blocks: Iterable[str]) -> Iterator[str]:
 
 
 def cut_text(blocks: Iterator[str], rule: DocumentRule, report: ReadReport, name: str = "") -> Iterator[str]:
-    """Yield the documents of a plain text.
+    """Yield the documents of a plain text; `report` counts blank lines and the rule chosen.
 
-    Args:
-        blocks: the text.
-        rule: `paragraph`: the lines between blank lines, joined with a space; `line`: each line that is not
-            blank; `file`: the whole text, paragraphs joined with a line break; `auto`: one of the first two.
-        report: counts blank lines and the rule chosen.
-        name: the text's name in errors.
+    Rules: `paragraph`: the lines between blank lines, joined with a space; `line`: each line that is not
+    blank; `file`: the whole text, paragraphs joined with a line break; `auto`: one of the first two.
     """
     why = ""
     if rule == "auto":
@@ -315,17 +333,14 @@ def cut_text(blocks: Iterator[str], rule: DocumentRule, report: ReadReport, name
         blocks = chain([head], blocks)
         rule, why = _choose_rule(head)
     report.rules[rule + why] += 1
-    lines = good_lines(blocks, name, report)
-    if rule == "line":
-        yield from _filled_lines(lines, report)
-    elif rule == "paragraph":
-        yield from _paragraphs(lines, report)
-    elif text := "\n".join(_paragraphs(lines, report)):
+    documents = _join_lines(good_lines(blocks, name, report), rule == "line", report)
+    if rule != "file":
+        yield from documents
+    elif text := "\n".join(documents):
         yield text
 
 
 def _choose_rule(head: str) -> tuple[DocumentRule, str]:
-    """Return the rule for a text that begins with `head`, and the reason."""
     lines = [line.strip() for line in head.split("\n")]
     filled = [number for number, line in enumerate(lines) if line]
     if filled and filled[-1] - filled[0] >= len(filled):
@@ -336,24 +351,15 @@ def _choose_rule(head: str) -> tuple[DocumentRule, str]:
     return "line", " (no blank lines)"
 
 
-def _filled_lines(lines: Iterator[str], report: ReadReport) -> Iterator[str]:
-    for line in lines:
-        text = line.strip()
-        if text:
-            yield text
-        else:
-            report.blank_lines += 1
-
-
-def _paragraphs(lines: Iterator[str], report: ReadReport) -> Iterator[str]:
+def _join_lines(lines: Iterator[str], single: bool, report: ReadReport) -> Iterator[str]:
+    """Yield every line that is not blank, or the lines between blank ones joined with a space."""
     wrapped: list[str] = []
-    for line in lines:
-        text = line.strip()
+    for text in map(str.strip, lines):
         if text:
             wrapped.append(text)
-            continue
-        report.blank_lines += 1
-        if wrapped:
+        else:
+            report.blank_lines += 1
+        if wrapped and (single or not text):
             yield " ".join(wrapped)
             wrapped = []
     if wrapped:

@@ -2,9 +2,8 @@
 
 - `TASKS` is the table of all facts about them; `read_glue` reads a task for training, `read_part` one part
 - labels have the ids of the hub's copy, the order of `GlueTask.labels`
+- an official file is split at tabs only: quotes are text, except in QQP, which quotes cells as CSV does
 """
-
-from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
@@ -14,15 +13,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.parquet as pq
 
 from mlm.config.errors import InputError
 from mlm.config.glue import DIAGNOSTIC, plain_name
 from mlm.config.model import ClassifierConfig, LabelType
-from mlm.data.glue_files import HUB_LABEL, check_columns, download, read_official, read_parquet
-from mlm.data.labelled import Examples, LabelledTask, PartSize, Table
-from mlm.data.labels import Cell, is_missing, label_numbers
-from mlm.data.tables import Row
+from mlm.data.formats import readable, split_lines, text_blocks
+from mlm.data.labelled import Examples, LabelledTask, PartSize, Table, is_missing, label_numbers, read_table
+from mlm.data.tables import Row, without_quotes
 
+HUB_NAME, HUB_LABEL = "nyu-mll/glue", "label"  # the copy on the hub, and the column of its labels
 MSR_TRAIN = "msr_paraphrase_train.txt"
 """MRPC as Microsoft publishes it: `dev_ids.tsv` beside it lists the pairs of dev."""
 MSR_IDS = ("#1 ID", "#2 ID")
@@ -34,50 +34,29 @@ log = logging.getLogger(__name__)
 class GluePart:
     """One set of examples of a task."""
 
-    files: tuple[str, ...]
-    """Names that its official file may have."""
-    split: str
-    """Name on the hub."""
-    rows: int | None = None
-    """Official number of examples (of QNLI the second version); None: not checked."""
-    submission: str = ""
-    """Name of the file of answers for the GLUE server; empty: it has labels, and is not submitted."""
-    suffix: str = ""
-    """Added to the names of its scores; such a second validation set may be missing."""
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether its labels are public."""
-        return not self.submission
+    files: tuple[str, ...]  # names that its official file may have
+    split: str  # name on the hub
+    rows: int | None = None  # official number of examples (of QNLI the second version); None: not checked
+    submission: str = ""  # file of answers for the GLUE server; empty: it has labels, and is not submitted
+    suffix: str = ""  # added to the names of its scores; such a second validation set may be missing
 
 
 @dataclass(frozen=True)
 class GlueTask:
     """The facts about one task."""
 
-    folder: str
-    """Official name of the folder."""
-    texts: tuple[str, ...]
-    """Official columns of the one or two texts."""
-    labels: tuple[str, ...]
-    """Names of the classes in the order of their ids; for numbers the name of the quantity."""
-    parts: Mapping[str, GluePart]
-    """The sets of examples: `train`, the validation set, and others."""
-    metrics: tuple[str, ...] = ("accuracy",)
-    """Official scores; the first one ranks epochs and settings."""
-    label: str = "label"
-    """Official column of the label."""
+    folder: str  # official name
+    texts: tuple[str, ...]  # official columns of the one or two texts
+    labels: tuple[str, ...]  # names of the classes by their ids; for numbers the name of the quantity
+    parts: Mapping[str, GluePart]  # `train`, the validation set, and others
+    metrics: tuple[str, ...] = ("accuracy",)  # official scores; the first one ranks epochs and settings
+    label: str = "label"  # official column of the label
     label_type: LabelType = "classification"
-    spelling: tuple[str, ...] = ()
-    """The classes in official files and submissions; empty: as in `labels`."""
-    hub_texts: tuple[str, ...] = ()
-    """Columns of the texts on the hub; empty: the official ones."""
-    header: tuple[str, ...] = ()
-    """Columns of official files that have labels but no header line."""
-    quoted: bool = False
-    """Whether cells of official files are quoted as in CSV."""
-    other_folder: str = ""
-    """Another name of the folder, in small letters."""
+    spelling: tuple[str, ...] = ()  # the classes in official files and submissions; empty: as in `labels`
+    hub_texts: tuple[str, ...] = ()  # columns of the texts on the hub; empty: the official ones
+    header: tuple[str, ...] = ()  # columns of official files that have labels but no header line
+    quoted: bool = False  # whether cells of official files are quoted as in CSV
+    other_folder: str = ""  # another name of the folder, in small letters
 
 
 def _parts(folder: str, dev: int, test: int) -> dict[str, GluePart]:
@@ -177,19 +156,14 @@ TASKS = {
 def read_glue(name: str, glue_dir: str | None) -> LabelledTask:
     """Read the training and validation examples of a task, and its second validation set if it is there.
 
-    Args:
-        name: the task.
-        glue_dir: folder of the official folders; None: the hub's copy.
-
-    Raises:
-        InputError: a file is missing or a line of it is invalid; or the hub cannot be reached.
+    `glue_dir` is the folder of the official folders; None: the hub's copy.
     """
     spec, parts = TASKS[name], {}
     for part, facts in spec.parts.items():
         if facts.suffix and not has_part(name, part, glue_dir):
             left_out = f"{spec.metrics[0]}{facts.suffix}"
             log.warning("%s: %s is missing, so %s is left out", name, part, left_out)
-        elif facts.has_labels:
+        elif not facts.submission:
             parts[part] = read_part(name, part, glue_dir)
     train, validation, *_ = parts.values()
     scored = {spec.parts[part].suffix: one for part, one in parts.items() if spec.parts[part].suffix}
@@ -221,24 +195,16 @@ def size_of(name: str, part: str, rows: int) -> PartSize:
 
 
 def check_parts(name: str, glue_dir: str | None, with_test: bool = False) -> None:
-    """Check the files of a task before anything is trained.
+    """Check the files of a task before anything is trained; the hub has all.
 
-    Warns of averages that cannot be given, and of answers that the server will refuse.
-
-    Args:
-        name: the task.
-        glue_dir: folder of the official folders; None: the hub, which has all.
-        with_test: whether the answers are submitted.
-
-    Raises:
-        InputError: names the folder and the file that is missing, or a file of answers that cannot be read.
+    Warns of averages that cannot be given, and `with_test` of answers that the server will refuse.
     """
     for part, facts in TASKS[name].parts.items() if glue_dir else ():
         if facts.suffix:
             if not has_part(name, part, glue_dir):
                 log.warning("%s: without %s the averages over nine columns cannot be given", name, part)
-        elif facts.has_labels or with_test or name == DIAGNOSTIC:
-            file = find_part(name, part, str(glue_dir))[0]
+        elif not facts.submission or with_test or name == DIAGNOSTIC:
+            file = _find_part(name, part, str(glue_dir))[0]
             if facts.submission and with_test:
                 size = size_of(name, part, len(read_part(name, part, glue_dir)))
                 if not size.is_official:
@@ -248,17 +214,13 @@ def check_parts(name: str, glue_dir: str | None, with_test: bool = False) -> Non
 def has_part(name: str, part: str, glue_dir: str | None) -> bool:
     """Return whether a part is there; the hub has all."""
     try:
-        return glue_dir is None or bool(find_part(name, part, glue_dir))
+        return glue_dir is None or bool(_find_part(name, part, glue_dir))
     except InputError:
         return False
 
 
-def find_part(name: str, part: str, glue_dir: str) -> list[Path]:
-    """Return the official file of a part, or the parquet files of a copy of the hub's.
-
-    Raises:
-        InputError: it is not there; names the folders or files that were looked for.
-    """
+def _find_part(name: str, part: str, glue_dir: str) -> list[Path]:
+    """Return the official file of a part, or the parquet files of a copy of the hub's."""
     spec, facts = TASKS[name], TASKS[name].parts[part]
     if not Path(glue_dir).is_dir():
         raise InputError(f"glue_dir={glue_dir} is not a folder; looked in {Path.cwd()}")
@@ -278,38 +240,81 @@ def find_part(name: str, part: str, glue_dir: str) -> list[Path]:
     return found[:1]
 
 
-def read_part(name: str, part: str, glue_dir: str | None) -> Examples:
-    """Read one part of a task, by its name in `GlueTask.parts`; secret labels are None.
+def _download(name: str, split: str) -> list[Path]:
+    """Return the parquet files of a split on the hub, from the local cache if the hub cannot be reached."""
+    from huggingface_hub import snapshot_download
 
-    Raises:
-        InputError: as in `read_glue`.
-    """
+    pattern, problem = f"{name}/{split}-*.parquet", "no such files"
+    try:
+        folder = snapshot_download(HUB_NAME, repo_type="dataset", allow_patterns=[pattern])
+        files = sorted(Path(folder).glob(pattern))
+    except Exception as error:  # the library has a different one for each way to fail
+        files, problem = [], type(error).__name__
+    if not files:
+        problem = f"the hub's {HUB_NAME} cannot be reached, and {name} is not in the cache ({problem})"
+        raise InputError(f"{problem}; give the folder of the official files with --glue_dir")
+    return files
+
+
+def read_part(name: str, part: str, glue_dir: str | None) -> Examples:
+    """Read one part of a task, by its name in `GlueTask.parts`; secret labels are None."""
     spec, facts = TASKS[name], TASKS[name].parts[part]
-    files = find_part(name, part, glue_dir) if glue_dir else download(name, facts.split)
+    files = _find_part(name, part, glue_dir) if glue_dir else _download(name, facts.split)
     if files[0].suffix != ".parquet":
         ids: dict[Any, int] = {word: number for number, word in enumerate(spec.spelling or spec.labels)}
         table = _official_table(spec, part, files[0])
-        return _examples(spec, table, spec.texts, spec.label if facts.has_labels else None, ids)
-    texts, label = spec.hub_texts or spec.texts, HUB_LABEL if facts.has_labels else None
+        return _examples(spec, table, spec.texts, None if facts.submission else spec.label, ids)
+    texts, label = spec.hub_texts or spec.texts, None if facts.submission else HUB_LABEL
     examples = []
     for file in files:
-        table, classes = read_parquet(file)
-        check_columns(table.name, table.columns, [*texts, *([label] if label else [])])
-        examples.append(_examples(spec, table, texts, label, _ids_of_copy(spec, table.name, classes)))
+        table = read_table(str(file))
+        examples.append(_examples(spec, table, texts, label, _ids_of_copy(spec, file)))
     pairs = [text for one in examples for text in one.pairs or ()]
     labels = np.concatenate([one.labels for one in examples]) if label else None
     return Examples([text for one in examples for text in one.texts], pairs or None, labels)
 
 
 def _official_table(spec: GlueTask, part: str, path: Path) -> Table:
-    is_undivided = path.name == MSR_TRAIN
-    columns = [*spec.texts, *([spec.label] if spec.parts[part].has_labels else [])]
-    header = spec.header if spec.parts[part].has_labels else ()
-    table = read_official(path, [*columns, *(MSR_IDS if is_undivided else ())], header, spec.quoted)
-    rows = _divide_mrpc(table.rows, path, is_dev=part == "dev") if is_undivided else table.rows
+    is_undivided, has_labels = path.name == MSR_TRAIN, not spec.parts[part].submission
+    columns = [*spec.texts, *([spec.label] if has_labels else []), *(MSR_IDS if is_undivided else ())]
+    rows = _read_official(path, columns, spec.header if has_labels else (), spec.quoted)
+    if is_undivided:
+        rows = _divide_mrpc(rows, path, is_dev=part == "dev")
     if not rows:
         raise InputError(f"{path}: has no row of {part} that can be read")
-    return Table(table.name, rows)
+    return Table(str(path), rows)
+
+
+def _read_official(path: Path, columns: list[str], header: tuple[str, ...], quoted: bool) -> list[Row]:
+    """Read some columns of an official file.
+
+    A file without a header line has the columns `header`. With `quoted` the quoting of cells is undone, and
+    rows with too few or too many cells are skipped with a warning.
+    """
+    with readable(str(path)), path.open("rb") as file:
+        blocks = text_blocks(file, str(path), "utf-8", advice="convert it: iconv -f {} -t utf-8")
+        lines = [
+            (number, line.split("\t")) for number, line in enumerate(split_lines(blocks), 1) if line.strip()
+        ]
+    names = list(header) or [name.strip() for name in (lines.pop(0)[1] if lines else [])]
+    if not lines:
+        raise InputError(f"{path}: has no rows")
+    if missing := [column for column in columns if column not in names]:
+        raise InputError(f"{path}, line 1: has no column {missing[0]}, but {', '.join(names)}")
+    places = {column: names.index(column) for column in columns}
+    rows, odd = [], []
+    for number, cells in lines:
+        if max(places.values()) < len(cells) <= len(names):
+            row = {column: cells[place] for column, place in places.items()}
+            row = {column: without_quotes(cell) for column, cell in row.items()} if quoted else row
+            rows.append((f"line {number}", row))
+        else:
+            odd.append(f"{path}, line {number}: {len(cells)} cells under {len(names)} columns")
+    if odd and not quoted:
+        raise InputError(odd[0])
+    if odd:
+        log.warning("%s; %d such row(s) are skipped", odd[0], len(odd))
+    return rows
 
 
 def _divide_mrpc(rows: list[Row], path: Path, is_dev: bool) -> list[Row]:
@@ -322,14 +327,18 @@ def _divide_mrpc(rows: list[Row], path: Path, is_dev: bool) -> list[Row]:
     return [row for row in rows if (tuple(row[1][name] for name in MSR_IDS) in of_dev) == is_dev]
 
 
-def _ids_of_copy(spec: GlueTask, where: str, classes: tuple[str, ...] | None) -> dict[Any, int]:
+def _ids_of_copy(spec: GlueTask, file: Path) -> dict[Any, int]:
     """Return the id of each class by its id in a copy, matched by name if the copy names its classes."""
-    unnamed = tuple(map(str, range(len(spec.labels))))
-    names = spec.labels if classes in (None, unnamed) else classes or ()
+    from datasets import Features
+
+    features = Features.from_arrow_schema(pq.read_schema(file))
+    names = tuple(getattr(features.get(HUB_LABEL), "names", None) or spec.labels)
+    if names == tuple(map(str, range(len(spec.labels)))):
+        names = spec.labels
     order = ClassifierConfig(spec.labels).order_of(names)
     if order is None:
         theirs, ours = ", ".join(names), ", ".join(spec.labels)
-        raise InputError(f"{where}: its classes are {theirs}, those of the task {ours}")
+        raise InputError(f"{file}: its classes are {theirs}, those of the task {ours}")
     return dict(enumerate(order))
 
 
@@ -340,20 +349,19 @@ def _examples(
     first, *second = (table.texts(column, "") for column in texts)
     labels: npt.NDArray[Any] | None = None
     if label:
-        cells = list(table.cells(label, ""))
-        numbers = spec.label_type == "regression"
-        labels = label_numbers(cells, label) if numbers else _class_ids(cells, label, ids)
+        cells = table.cells(label, "")
+        labels = label_numbers(cells) if spec.label_type == "regression" else _class_ids(cells, ids)
     return Examples(first, second[0] if second else None, labels)
 
 
-def _class_ids(cells: list[Cell], column: str, ids: Mapping[Any, int]) -> npt.NDArray[np.int64]:
+def _class_ids(cells: list[tuple[str, Any]], ids: Mapping[Any, int]) -> npt.NDArray[np.int64]:
     found = []
     for place, value in cells:
         key = value.strip() if isinstance(value, str) else value
         if is_missing(key):
-            raise InputError(f"{place}: {column} is missing")
+            raise InputError(f"{place} is missing")
         if isinstance(key, bool) or key not in tuple(ids):  # not the dictionary: a value may be a list
             shown = repr(key[:60] if isinstance(key, str) else key)
-            raise InputError(f"{place}: {column} is {shown}, not {' or '.join(map(str, ids))}")
+            raise InputError(f"{place} is {shown}, not {' or '.join(map(str, ids))}")
         found.append(ids[key])
     return np.array(found, np.int64)

@@ -9,16 +9,13 @@ No token is lost or repeated in any mode. A row is a list of pieces, a piece a s
 special tokens are added when a batch is rendered, so one store serves every `seq_len` and every mode.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-LEAST_CUT = 16
-"""A piece is cut to fill a row only if both parts have as many tokens, and an eighth of a row."""
+LEAST_CUT = 16  # a piece is cut to fill a row if both parts have as many tokens, and an eighth of a row
 
 Ints = npt.NDArray[np.int64]
 PackingMode = Literal["isolate", "concat", "none"]
@@ -28,10 +25,8 @@ PackingMode = Literal["isolate", "concat", "none"]
 class Spans:
     """Spans of the token store, each inside one document."""
 
-    starts: Ints
-    """(N,) first token of each span, counted over the whole store."""
-    lengths: Ints
-    """(N,) tokens of each span."""
+    starts: Ints  # (N,) first token of each span, counted over the whole store
+    lengths: Ints  # (N,) tokens of each span
 
     @property
     def num_tokens(self) -> int:
@@ -39,14 +34,13 @@ class Spans:
         return int(self.lengths.sum())
 
     @classmethod
-    def joined(cls, parts: list[Spans]) -> Spans:
+    def joined(cls, parts: list["Spans"]) -> "Spans":
         """Return the spans of several, one after the other."""
-        return cls(
-            *(np.concatenate([getattr(part, name) for part in parts]) for name in ("starts", "lengths"))
-        )
+        starts = np.concatenate([part.starts for part in parts])
+        return cls(starts, np.concatenate([part.lengths for part in parts]))
 
-    def take(self, chosen: npt.NDArray[np.bool_]) -> Spans:
-        """Return the spans where `chosen` (N,) is true, in order."""
+    def take(self, chosen: npt.NDArray[np.bool_] | Ints) -> "Spans":
+        """Return the spans where `chosen` (N,) is true, or those of these numbers, in order."""
         return Spans(self.starts[chosen], self.lengths[chosen])
 
 
@@ -54,16 +48,14 @@ class Spans:
 class RowTable:
     """Rows as lists of pieces: row r has the pieces `offsets[r]` to `offsets[r + 1]`."""
 
-    offsets: Ints
-    """(R + 1,) first piece of each row, and the number of pieces."""
-    pieces: Spans
-    """The pieces in the order of their rows."""
+    offsets: Ints  # (R + 1,) first piece of each row, and the number of pieces
+    pieces: Spans  # in the order of their rows
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @classmethod
-    def joined(cls, tables: list[RowTable]) -> RowTable:
+    def joined(cls, tables: list["RowTable"]) -> "RowTable":
         """Return the rows of several tables, one after the other."""
         counts = np.concatenate([np.diff(table.offsets) for table in tables])
         pieces = Spans.joined([table.pieces for table in tables])
@@ -71,13 +63,7 @@ class RowTable:
 
 
 def pack_documents(documents: Spans, seq_len: int, mode: PackingMode) -> RowTable:
-    """Cut and distribute documents over rows of `seq_len` tokens.
-
-    Args:
-        documents: spans of the store; empty ones are left out.
-        seq_len: tokens of a row, special tokens included.
-        mode: see the module docstring.
-    """
+    """Cut and distribute documents over rows of `seq_len` tokens, special ones included; see the module."""
     documents = documents.take(documents.lengths > 0)
     if mode == "concat":
         row_of_piece, pieces = _run_on(documents, seq_len)
@@ -86,11 +72,8 @@ def pack_documents(documents: Spans, seq_len: int, mode: PackingMode) -> RowTabl
         row_of_piece = np.arange(len(pieces.lengths))
     else:
         row_of_piece, pieces = _best_fit(documents, seq_len)
-    order = np.argsort(row_of_piece, kind="stable")
-    num_rows = int(row_of_piece.max()) + 1 if len(row_of_piece) else 0
-    offsets = np.zeros(num_rows + 1, np.int64)
-    np.cumsum(np.bincount(row_of_piece, minlength=num_rows), out=offsets[1:])
-    return RowTable(offsets, Spans(pieces.starts[order], pieces.lengths[order]))
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(row_of_piece))])
+    return RowTable(offsets, pieces.take(np.argsort(row_of_piece, kind="stable")))
 
 
 def cut_spans(spans: Spans, size: int) -> Spans:
@@ -98,14 +81,13 @@ def cut_spans(spans: Spans, size: int) -> Spans:
     counts = -(-spans.lengths // size)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     starts = np.repeat(spans.starts, counts) + number * size
-    lengths = np.minimum(np.repeat(spans.lengths, counts) - number * size, size)
-    return Spans(starts, lengths)
+    return Spans(starts, np.minimum(np.repeat(spans.lengths, counts) - number * size, size))
 
 
-class OpenRows:
+class _OpenRows:
     """Rows with room left, after `num_rows` full ones; places a piece where it leaves the least room."""
 
-    def __init__(self, seq_len: int, num_rows: int = 0):
+    def __init__(self, seq_len: int, num_rows: int):
         self.seq_len = seq_len
         self._rows_with_room: list[list[int]] = [[] for _ in range(seq_len + 1)]
         self._rooms = 0  # bit r is set while some row has room r: the best fit is one bit trick away
@@ -141,7 +123,7 @@ def _best_fit(documents: Spans, seq_len: int) -> tuple[Ints, Spans]:
     ends = Spans(long.starts + long.lengths - end_lengths, end_lengths)
     full = cut_spans(Spans(long.starts, long.lengths - end_lengths), size)
     least = max(LEAST_CUT, seq_len // 8)
-    open_rows = OpenRows(seq_len, num_rows=len(full.lengths))
+    open_rows = _OpenRows(seq_len, len(full.lengths))
     rows = [*range(len(full.lengths)), *(open_rows.place(length + 2) for length in short.lengths.tolist())]
     placed = Spans.joined([full, short])
     starts, lengths = placed.starts.tolist(), placed.lengths.tolist()
@@ -166,10 +148,7 @@ def _run_on(documents: Spans, seq_len: int) -> tuple[Ints, Spans]:
     """Return rows and pieces: documents one after the other, with a SEP between two pieces of a row."""
     rows, starts, lengths = [], [], []
     row, room = 0, seq_len - 2
-    for document_start, document_length in zip(
-        documents.starts.tolist(), documents.lengths.tolist(), strict=True
-    ):
-        start, left = document_start, document_length
+    for start, left in zip(documents.starts.tolist(), documents.lengths.tolist(), strict=True):
         while left:
             if room <= 0:
                 row, room = row + 1, seq_len - 2

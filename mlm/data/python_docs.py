@@ -11,8 +11,6 @@ words around it.
 This module imports little beyond the standard library: the worker processes import it too.
 """
 
-from __future__ import annotations
-
 import ast
 import gc
 import hashlib
@@ -41,8 +39,7 @@ PACKAGES = tuple(
 )
 """Read in this order; a missing one is skipped. All come with the run-time dependencies, so the corpus does
 not depend on the test extra. Without pytorch_lightning, which repeats the text of lightning.pytorch."""
-DISTRIBUTIONS = {"PIL": "pillow", "attr": "attrs", "dateutil": "python-dateutil"}
-"""Distributions with another name than their package."""
+DISTRIBUTIONS = {"PIL": "pillow", "attr": "attrs", "dateutil": "python-dateutil"}  # with another name
 SKIPPED_FOLDERS = frozenset(
     "__pycache__ site-packages dist-packages lib-dynload pydoc_data idlelib turtledemo lib2to3 ensurepip "  # noqa: SIM905
     "test tests testing _testing _vendor vendor vendored".split()
@@ -50,8 +47,7 @@ SKIPPED_FOLDERS = frozenset(
 TOPICS = ("pydoc_data", "topics.py")
 MIN_DOCUMENT_WORDS = 60
 FILES_PER_TASK = 16
-MIN_DOCUMENTATION = 0.06
-"""Files with a smaller share of triple-quoted text are not parsed: much time for little text."""
+MIN_DOCUMENTATION = 0.06  # files with a smaller share of triple-quoted text are not parsed
 DOCSTRING_CALLS = frozenset(("add_docstr", "_add_docstr", "add_docstr_all", "add_newdoc"))
 """Functions that attach a docstring, one of their arguments, to something written in C."""
 
@@ -98,11 +94,9 @@ def python_files(folder: Path) -> list[Path]:
 
 
 def file_documents(files: list[Path], processes: int | None = None) -> Iterator[list[str]]:
-    """Yield the documents of each file; none if it cannot be parsed.
+    """Yield the documents of each Python source; none if it cannot be parsed.
 
-    Args:
-        files: Python sources.
-        processes: worker processes; None: one a core; 1: none. The documents are the same.
+    The number of worker processes, None: one a core, 1: none, changes no document.
     """
     seen: set[str] = set()
     unparsed = 0
@@ -116,10 +110,9 @@ def file_documents(files: list[Path], processes: int | None = None) -> Iterator[
             if not new:
                 continue
             if words >= MIN_DOCUMENT_WORDS:
-                documents.append("\n".join(new))
+                documents.append("")
                 words = 0
-            else:
-                documents[-1] += "\n" + "\n".join(new)
+            documents[-1] = "\n".join([*filter(None, [documents[-1]]), *new])
             words += sum(len(paragraph.split()) for paragraph in new)
         yield documents
     if unparsed:
@@ -185,8 +178,6 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
                     yield inspect.cleandoc(part.value)
 
-
-# ------------------------------------------------------------------------------------------------- prose
 
 _SECTIONS = (
     "Parameters|Other Parameters|Params|Args|Arguments|Keyword Args|Keyword Arguments|Kwargs|Type Parameters|"

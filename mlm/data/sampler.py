@@ -10,8 +10,6 @@ repeated and no row of a large one is skipped. The next row of a part follows fr
 the place in it, so all of the above holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,22 +23,16 @@ from mlm.counter import permute
 
 Ints = npt.NDArray[np.int64]
 
-
-BLOCK_ROWS = 2**12
-"""Rows of a run in which every part of a mix has its exact share."""
-MIX_KEY = 1
-"""Distinguishes the order of a block from the order of rows."""
+BLOCK_ROWS = 2**12  # rows of a run in which every part of a mix has its exact share
+MIX_KEY = 1  # distinguishes the order of a block from the order of rows
 
 
 class Part(NamedTuple):
     """The rows of one source in a weighted mix; the rows of the next part follow in the table."""
 
     num_rows: int
-    """Rows of the part."""
-    per_block: int
-    """Rows of this part in every BLOCK_ROWS rows of the run."""
-    name: str = ""
-    """Name of the source."""
+    per_block: int  # rows of this part in every BLOCK_ROWS rows of the run
+    name: str = ""  # of the source
 
 
 def divide_block(shares: list[float]) -> list[int]:
@@ -68,40 +60,26 @@ def _mixed_block(per_block: tuple[int, ...], seed: int, block: int) -> tuple[Int
 class RowBatch(NamedTuple):
     """The rows of one micro-batch."""
 
-    passes: Ints
-    """(B,) number of earlier passes over the data."""
-    rows: Ints
-    """(B,) row numbers in the row table."""
-    mask_rate: float | None = None
-    """Share of the ordinary tokens to predict; None: the rate of the masking."""
+    passes: Ints  # (B,) number of earlier passes over the data
+    rows: Ints  # (B,) row numbers in the row table
+    mask_rate: float | None = None  # share of the ordinary tokens to predict; None: the rate of the masking
 
 
 @dataclass(frozen=True)
 class TrainingSampler:
-    """Yields the micro-batches of one rank, without end.
+    """Yields the micro-batches of one rank, without end."""
 
-    Args:
-        num_rows: R, rows of the table.
-        seed: determines the order.
-        global_batch_size: G, rows of one optimizer step over all ranks.
-        micro_batch_size: rows of one pass on one rank; divides G / world_size.
-        rank: this process.
-        world_size: number of processes.
-        rows_consumed: rows the run has trained on already; the whole resume state.
-        parts: the parts of a weighted mix, in the order of the table; empty: all rows are equal.
-        mask_rate: the mask rate of an optimizer step, counted from the first one of this sampler; called
-            in the training process when rows are drawn, and sent with them to the loader processes.
-    """
-
-    num_rows: int
+    num_rows: int  # R, rows of the table
     seed: int
-    global_batch_size: int
-    micro_batch_size: int
+    global_batch_size: int  # G, rows of one optimizer step over all ranks
+    micro_batch_size: int  # rows of one pass on one rank; divides G / world_size
     rank: int = 0
     world_size: int = 1
-    rows_consumed: int = 0
-    parts: tuple[Part, ...] = ()
+    rows_consumed: int = 0  # rows the run has trained on already; the whole resume state
+    parts: tuple[Part, ...] = ()  # of a weighted mix, in the order of the table; empty: all rows are equal
     mask_rate: Callable[[int], float] | None = None
+    """The mask rate of an optimizer step, counted from the first one of this sampler; called in the training
+    process when rows are drawn, and sent with them to the loader processes."""
 
     def __iter__(self) -> Iterator[RowBatch]:
         share = self.global_batch_size // self.world_size
@@ -115,7 +93,7 @@ class TrainingSampler:
     def rows(self, index: Ints) -> RowBatch:
         """Return pass and row of the rows `index` (B,) of the run; in a mix, the pass of the row's part."""
         if not self.parts:
-            return RowBatch(*self._permuted(index, self.num_rows, self.seed))
+            return RowBatch(*_permuted(index, self.num_rows, self.seed))
         per_block = tuple(part.per_block for part in self.parts)
         block, place = np.divmod(index, BLOCK_ROWS)
         owner, nth = np.empty_like(place), np.empty_like(place)
@@ -124,24 +102,23 @@ class TrainingSampler:
             owners, ranks = _mixed_block(per_block, self.seed, int(number))
             owner[inside], nth[inside] = owners[place[inside]], ranks[place[inside]]
         nth += block * np.array(per_block)[owner]
-        passes, rows = np.empty_like(nth), np.empty_like(nth)
-        first = 0
+        passes, rows, first = np.empty_like(nth), np.empty_like(nth), 0
         for number, part in enumerate(self.parts):
             mine = owner == number
-            passes[mine], places = self._permuted(nth[mine], part.num_rows, self.seed, number)
+            passes[mine], places = _permuted(nth[mine], part.num_rows, self.seed, number)
             rows[mine] = first + places
             first += part.num_rows
         return RowBatch(passes, rows)
 
-    @staticmethod
-    def _permuted(index: Ints, num_rows: int, *key: int) -> tuple[Ints, Ints]:
-        """Return the pass, and the row in the order of that pass, of places in an endless sequence."""
-        passes, place = np.divmod(index, num_rows)
-        rows = np.empty_like(place)
-        for number in np.unique(passes):
-            inside = passes == number
-            rows[inside] = permute(place[inside], num_rows, *key, int(number))
-        return passes, rows
+
+def _permuted(index: Ints, num_rows: int, *key: int) -> tuple[Ints, Ints]:
+    """Return the pass, and the row in the order of that pass, of places in an endless sequence."""
+    passes, place = np.divmod(index, num_rows)
+    rows = np.empty_like(place)
+    for number in np.unique(passes):
+        inside = passes == number
+        rows[inside] = permute(place[inside], num_rows, *key, int(number))
+    return passes, rows
 
 
 @dataclass(frozen=True)

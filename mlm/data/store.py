@@ -1,8 +1,8 @@
 """The token store: a corpus as token ids on disk, memory-mapped, readable by any Arrow engine.
 
 - a folder of Arrow IPC stream files ("shards"), uncompressed, one record batch each, one row a document, and
-  `manifest.json`; `TokenStore.as_dataset` and `datasets.Dataset.from_file` open the files as they are
-- columns: `input_ids` (large_list of uint16 or uint32, no special tokens), `text_hash`, `num_bytes` (uint64)
+  `manifest.json`; columns `input_ids` (large_list of uint16 or uint32, no special tokens), `text_hash` and
+  `num_bytes` (uint64)
 - values and offsets are zero-copy numpy views: opening costs the same for any size
 - documents are in the order of the sources; a shard holds documents of one source and is cut by characters,
   so it depends on the text alone: a killed run resumes with the missing shards, and several machines write
@@ -12,9 +12,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import mmap
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import cached_property
@@ -30,40 +32,30 @@ from tokenizers import Tokenizer
 
 from mlm.config.errors import InputError
 from mlm.data.cache import PARTIAL, check_room, reading
-from mlm.data.cleaning import first_of_equals
 from mlm.data.encoding import Encoded, encode_in_order
 from mlm.data.packing import Spans
-from mlm.files import disk_errors, remove, replacing
+from mlm.files import disk_errors, format_bytes, remove, replacing
 from mlm.tokenizer import SpecialTokens, text_groups
 
 if TYPE_CHECKING:
     import datasets
 
-SHARD_CHARACTERS = 2**25
-"""A shard is closed once it holds this much text: some 16 MB of tokens."""
-BATCH_CHARACTERS = 2**20
-"""Documents are tokenized together up to about this much text."""
-TABLES_SHARE = 0.2
-"""Space that the row tables need, as a share of the store."""
-STORE_VERSION = 2
-"""Changes whenever the same text would give other bytes."""
+SHARD_CHARACTERS = 2**25  # of text in a shard: some 16 MB of tokens
+BATCH_CHARACTERS = 2**20  # documents are tokenized together up to about this much text
+TABLES_SHARE = 0.2  # space that the row tables need, as a share of the store
+STORE_VERSION = 2  # changes whenever the same text would give other bytes
+COUNTED = 2**22  # tokens counted together: counting copies them to 64-bit integers
+RUN_TOKENS = 5  # of documents compared for similarity
+NUM_HASHES = 128  # in the signature of a document; the error of a similarity is about 1 / sqrt(NUM_HASHES)
+HASH_PARTS = 16  # hashes are sorted in so many parts, one after the other, to save memory
 
-COUNTED = 2**22
-"""Tokens counted together: counting copies them to 64-bit integers, so the copy is kept small."""
-AROUND = 2**15
-"""Tokens that the system reads at least around one that is looked at: 64 KiB."""
-RELEASED = 2**25
-"""Tokens after which the pages read are released."""
+Flags = npt.NDArray[np.bool_]
 
 log = logging.getLogger(__name__)
 
 
 class TokenStore:
-    """A finished store, opened read-only; a token is addressed by its place in the whole corpus.
-
-    Args:
-        folder: made by `finish_store`.
-    """
+    """A finished store, opened read-only; a token is addressed by its place in the whole corpus."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -93,7 +85,7 @@ class TokenStore:
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """Facts about each source: path, summary, and numbers of documents, tokens and so on."""
+        """Facts about each source, in plain values: path, summary, numbers of documents, tokens and so on."""
         sources: list[dict[str, Any]] = self.manifest["sources"]
         return sources
 
@@ -112,26 +104,19 @@ class TokenStore:
 
     def counts(self, size: int, spans: Spans) -> npt.NDArray[np.int64]:
         """Return how often each id below `size` occurs in spans, which are in order, (size,)."""
-        ends = spans.starts + spans.lengths  # spans that touch inside a shard are counted together
-        new = np.append(True, (spans.starts[1:] != ends[:-1]) | np.isin(spans.starts[1:], self._bases))
-        first = np.flatnonzero(new)
-        ends = ends[np.append(first[1:], len(ends)) - 1]
-        counts, unreleased = np.zeros(size, np.int64), 0
-        for start, end in zip(spans.starts[first].tolist(), ends.tolist(), strict=True):
-            for part in range(start, end, COUNTED):
-                ids = self.tokens(part, min(end - part, COUNTED))
-                counts += np.bincount(ids, minlength=size)
-                unreleased += max(len(ids), AROUND)
-                if unreleased >= RELEASED:
-                    self._release()
-                    unreleased = 0
-        self._release()
+        counts = np.zeros(size, np.int64)
+        bounds = np.searchsorted(spans.starts, self._bases)
+        for shard, values in enumerate(self._values):
+            starts = spans.starts[bounds[shard] : bounds[shard + 1]] - self._bases[shard]
+            ends = starts + spans.lengths[bounds[shard] : bounds[shard + 1]]
+            # Spans that touch are counted together.
+            first = np.flatnonzero(np.append(True, starts[1:] != ends[:-1])[: len(starts)])
+            last = np.append(first[1:], len(ends))[: len(first)] - 1
+            for start, end in zip(starts[first].tolist(), ends[last].tolist(), strict=True):
+                for part in range(start, end, COUNTED):
+                    counts += np.bincount(values[part : min(part + COUNTED, end)], minlength=size)
+            self._maps[shard].madvise(mmap.MADV_DONTNEED)  # else all pages read stay in memory
         return counts
-
-    def _release(self) -> None:
-        """Release the memory of the pages read so far; they are read again when needed."""
-        for mapped in self._maps:
-            mapped.madvise(mmap.MADV_DONTNEED)
 
     def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
         return TokenStore, (self.folder,)  # a data loader process opens the files again
@@ -145,23 +130,14 @@ def write_shards(
     machine: tuple[int, int] = (1, 1),
     share_read: Callable[[], float | None] = lambda: 1.0,
 ) -> list[int]:
-    """Write the missing shards of a store; memory holds a shard of tokens and a few batches of text.
+    """Write the missing shards of a store, whose final place is `folder`; return how many each source has.
 
-    Args:
-        folder: final place of the store.
-        sources: the documents of each, streamed.
-        tokenizer: encodes them.
-        processes: number of cores that tokenize; changes no byte.
-        machine: (i, n) writes the share of machine i of n, counted from 1: every n-th shard.
-        share_read: returns the share of all text read so far, from which the space for the rest is estimated.
-
-    Returns:
-        The number of shards of each source, those of other machines included.
-
-    Raises:
-        InputError: the disk has no room; finished shards are kept.
+    Memory holds a shard of tokens and a few batches of text. Machine i of n, (i, n) counted from 1, writes
+    every n-th shard. `share_read` returns the share of all text read so far, from which the space for the
+    rest is estimated. `processes` is the number of cores that tokenize; it changes no byte. If the disk has
+    no room, finished shards are kept.
     """
-    partial = _partial(folder)
+    partial = partial_folder(folder)
     with disk_errors(partial):
         partial.mkdir(parents=True, exist_ok=True)
     done = {path.name for path in partial.glob("shard-*")}
@@ -201,16 +177,10 @@ def finish_store(
 ) -> TokenStore | None:
     """Write the manifest and give the store its name; None as long as shards of other machines are missing.
 
-    Args:
-        folder: final place of the store.
-        shards: the result of `write_shards`.
-        sources: facts about each source, to which the counts are added.
-        facts: further entries of the manifest.
-
-    Raises:
-        InputError: the text has no token at all.
+    `shards` is the result of `write_shards`; the counts are added to the facts about each of the `sources`;
+    `facts` are further entries of the manifest.
     """
-    partial = _partial(folder)
+    partial = partial_folder(folder)
     names = [_shard_name(shard) for shard in range(sum(shards))]
     if not all((partial / name).exists() for name in names):
         return None
@@ -237,12 +207,8 @@ def finish_store(
     return TokenStore(folder)
 
 
-def drop_shards(folder: Path) -> None:
-    """Remove the shards of an unfinished store."""
-    remove(_partial(folder))
-
-
-def _partial(folder: Path) -> Path:
+def partial_folder(folder: Path) -> Path:
+    """Return the folder of the shards of an unfinished store."""
     return folder.with_name(folder.name + PARTIAL)
 
 
@@ -293,11 +259,85 @@ def _view(column: pa.Array) -> npt.NDArray[Any]:
 
 
 def _source_counts(shards: list[pa.RecordBatch]) -> dict[str, int]:
-    """Return the counts of the shards of one source."""
-    return {
+    counts = {
         "num_documents": sum(len(shard) for shard in shards),
         "num_tokens": sum(len(shard.column("input_ids").values) for shard in shards),
         "num_bytes": sum(int(_view(shard.column("num_bytes")).sum()) for shard in shards),
-        "num_unknown": sum(int(shard.schema.metadata[b"num_unknown"]) for shard in shards),
-        "num_without_tokens": sum(int(shard.schema.metadata[b"num_without_tokens"]) for shard in shards),
     }
+    for name in ("num_unknown", "num_without_tokens"):
+        counts[name] = sum(int(shard.schema.metadata[name.encode()]) for shard in shards)
+    return counts
+
+
+# ------------------------------------------------------------------------------------ duplicate documents
+#
+# They stay in the store and are left out of the rows made from it. Exact: by the 64-bit hash of the text; two
+# of a billion different texts share one with a probability of 3 %. Near: by MinHash (Broder 1997) of the runs
+# of RUN_TOKENS tokens, so the vocabulary decides whether case and spaces count; the rensa package finds
+# candidates and compares their signatures.
+
+
+def first_of_equals(text_hashes: npt.NDArray[np.uint64]) -> Flags:
+    """Return (N,) true for the first document of each hash (N,), in 16 bytes a document, hashes included."""
+    first = np.zeros(len(text_hashes), np.bool_)
+    parts = text_hashes.view(np.uint8)[::8] % np.uint8(HASH_PARTS)  # one of the bytes of each hash
+    for part in range(HASH_PARTS):
+        places = np.flatnonzero(parts == part)
+        _, found = np.unique(text_hashes[places], return_index=True)
+        first[places[found]] = True
+    return first
+
+
+def near_index() -> Any:
+    """Return the class that finds near-duplicates, or raise InputError if its package is not installed."""
+    try:
+        from rensa import RMinHashDeduplicator
+    except ImportError:
+        rule = "needs the package rensa: pip install 'mlm[dedup]'; exact works without"
+        raise InputError(f"data.deduplicate=near {rule}") from None
+    return RMinHashDeduplicator
+
+
+def first_of_similar(documents: Iterable[npt.NDArray[np.integer]], kept: Flags, similarity: float) -> Flags:
+    """Return (N,) true for the documents of `kept` (N,) that are not similar to an earlier one that stays.
+
+    From the estimated Jaccard `similarity` of their runs two documents, arrays of tokens, count as similar.
+    """
+    make_index, before = near_index(), _memory()
+    # With b parts of a signature looked up, half of the pairs of similarity (1/b)^(b/NUM_HASHES) become
+    # candidates, which are compared: enough parts to miss few similar documents.
+    fitting = (bands for bands in (16, 32, 64) if bands ** (-bands / NUM_HASHES) < 0.9 * similarity)
+    bands = next(fitting, NUM_HASHES)
+    index = make_index(similarity, NUM_HASHES, use_lsh=True, num_bands=bands, seed=42)
+    runs = ((str(place), _runs(tokens)) for place, tokens in enumerate(documents) if kept[place])
+    different = index.add_pairs(runs)
+    stays = kept.copy()
+    stays[kept] = different
+    memory = format_bytes(max(_memory() - before, 0))
+    log.info("near-duplicates: an index of %s documents took %s of memory", f"{len(different):,}", memory)
+    return stays
+
+
+def _runs(tokens: npt.NDArray[np.integer]) -> list[bytes]:
+    """Return every run of tokens in a document, as bytes; a shorter document is one run."""
+    raw, width = tokens.tobytes(), tokens.itemsize
+    last = max(len(raw) - RUN_TOKENS * width, 0)
+    return [raw[start : start + RUN_TOKENS * width] for start in range(0, last + 1, width)]
+
+
+def distinct_texts(texts: Iterable[str]) -> Iterator[str]:
+    """Yield each text once, keeping 8 bytes of each in memory."""
+    seen: set[bytes] = set()
+    for text in texts:
+        key = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        if key not in seen:
+            seen.add(key)
+            yield text
+
+
+def _memory() -> int:
+    """Return the resident memory of this process in bytes; 0 where /proc is missing."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

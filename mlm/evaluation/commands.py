@@ -25,8 +25,15 @@ from mlm.config.evaluation import Devices, EmbedConfig, EvaluateConfig, PredictC
 from mlm.config.experiment import FillMaskConfig
 from mlm.config.model import ClassifierConfig
 from mlm.cores import share_cores
-from mlm.data.labelled import Examples, Table, read_table, read_texts
-from mlm.data.labels import label_array, label_ids, label_names, label_numbers
+from mlm.data.labelled import (
+    Examples,
+    Table,
+    label_array,
+    label_names,
+    label_numbers,
+    read_table,
+    read_texts,
+)
 from mlm.evaluation.predictor import Floats, Predictor, check_pairs, decide, progress_bar, warn_truncated
 from mlm.files import replacing, write_json
 from mlm.launch import launched
@@ -214,14 +221,12 @@ def _score_table(config: EvaluateConfig, path: str) -> dict[str, Any] | None:
 
 def _labels_of_model(table: Table, config: EvaluateConfig, classifier: ClassifierConfig) -> npt.NDArray[Any]:
     """Return the labels of a file as the model numbers them; `task_metrics` says in which form."""
-    column = config.label_column
-    cells = list(table.cells(column, "--label_column"))
+    cells = table.cells(config.label_column, "--label_column")
     if classifier.label_type == "regression":
-        return label_numbers(cells, column)
+        return label_numbers(cells)
     separator = config.label_separator if classifier.label_type == "multilabel" else None
-    names = _as_the_model_spells(label_names(cells, column, separator), classifier.labels)
-    ids = label_ids(names, classifier.labels, cells, column, "of the model")
-    return label_array(ids, classifier.label_type, len(classifier.labels))
+    names = _as_the_model_spells(label_names(cells, separator), classifier.labels)
+    return label_array(names, classifier.labels, classifier.label_type, cells, "of the model")
 
 
 def _as_the_model_spells(names: Sequence[Sequence[str]], labels: Sequence[str]) -> list[list[str]]:

@@ -29,9 +29,9 @@ from mlm.data.examples import (
     batches_by_length,
     batches_in_order,
     encode_examples,
+    label_counts,
 )
 from mlm.data.labelled import Examples, LabelledTask
-from mlm.data.labels import label_counts
 from mlm.data.sampler import RowBatch, TrainingSampler
 from mlm.data.tasks import choose_task
 from mlm.evaluation.metrics import frozen_batches

@@ -25,11 +25,8 @@ from torch import Tensor
 from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.config.parse import from_plain, to_plain
-from mlm.data.examples import (
-    LabelledBatch,
-)
+from mlm.data.examples import LabelledBatch, class_weights
 from mlm.data.labelled import LabelledTask
-from mlm.data.labels import class_weights
 from mlm.evaluation.metrics import LabelledPredictions
 from mlm.evaluation.predictor import arguments, predict_logits
 from mlm.hub.pretrained import load_classifier

@@ -208,7 +208,7 @@ def train(config: PretrainConfig, folder: Path, corpus: Corpus, model: MaskedLM)
         extra_columns=MASKING_COLUMNS,
         num_workers=config.data.num_workers,
     )
-    facts = {"corpus": {"sources": {source["path"]: source for source in corpus.sources}}}
+    facts = {"corpus": {"sources": {source["path"]: source for source in corpus.store.sources}}}
     tracker = partial(build_tracker, config, config.logging, folder, facts | provenance(corpus))
 
     def finish(reason: str, trainer: Any) -> None:

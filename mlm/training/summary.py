@@ -62,7 +62,7 @@ def finish_run(
         "val_perplexity": progress.last["perplexity"],
         "val_masked_accuracy": progress.last["masked_accuracy"],
         "unigram_entropy": corpus.unigram_entropy,
-        "sources": corpus.sources,
+        "sources": corpus.store.sources,
         **provenance(corpus),
         "vocab_size": corpus.tokenizer.get_vocab_size(),
         "num_parameters": sum(count_parameters(model.config).values()),

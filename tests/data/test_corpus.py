@@ -117,7 +117,7 @@ def test_validation_is_drawn_from_all_sources(tmp_path, documents):
         sources=sources, document="line", validation_fraction=0.5, max_validation_tokens=500
     )
     corpus = prepare_corpus(options, VOCABULARY)
-    boundary = corpus.sources[0]["num_tokens"]
+    boundary = corpus.store.sources[0]["num_tokens"]
     in_first = (corpus.validation.table.pieces.starts < boundary).mean()
     assert 0.2 < in_first < 0.8
 
@@ -242,9 +242,9 @@ def test_a_copy_in_another_source_is_left_out(tmp_path, documents):
         (tmp_path / f"{name}.txt").write_text("\n".join(documents[:250]))
     sources = [SourceConfig(str(tmp_path / f"{name}.txt")) for name in "ab"]
     corpus = prepare_corpus(CorpusConfig(sources=sources, document="line", deduplicate="exact"), VOCABULARY)
-    boundary = corpus.sources[0]["num_tokens"]
+    boundary = corpus.store.sources[0]["num_tokens"]
     assert (corpus.train.table.pieces.starts < boundary).all()
-    assert corpus.sources[1]["num_duplicates"] == 250
+    assert corpus.store.sources[1]["num_duplicates"] == 250
 
 
 def test_near_copies_are_left_out_and_remembered(tmp_path, documents, monkeypatch):
@@ -274,7 +274,7 @@ def test_weights_are_shares_of_the_training_tokens(tmp_path, documents):
     assert [part.name for part in parts] == [source.path for source in sources]
     assert sum(part.num_rows for part in parts) == len(corpus.train)
     end = offsets[parts[0].num_rows]
-    boundary = corpus.sources[0]["num_tokens"]
+    boundary = corpus.store.sources[0]["num_tokens"]
     assert (pieces.starts[:end] < boundary).all()
     assert (pieces.starts[end:] >= boundary).all()
     tokens = [pieces.lengths[:end].sum(), pieces.lengths[end:].sum()]
@@ -385,9 +385,9 @@ def test_copies_elsewhere_are_reused_under_their_own_names(tmp_path, documents):
         corpora.append(prepare_corpus(mix, VOCABULARY))
     assert corpora[0].store.folder == corpora[1].store.folder
     names = [source.path for source in sources]
-    assert [source["path"] for source in corpora[1].sources] == names
+    assert [source["path"] for source in corpora[1].store.sources] == names
     assert [part.name for part in corpora[1].train.parts] == names
-    assert corpora[1].sources[0]["summary"].startswith("two-a.txt: 1 file, line")
+    assert corpora[1].store.sources[0]["summary"].startswith("two-a.txt: 1 file, line")
 
 
 DAMAGES = [

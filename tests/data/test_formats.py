@@ -14,6 +14,7 @@ from mlm.config.data import DocumentRule
 from mlm.config.errors import InputError
 from mlm.data.formats import (
     BLOCK_BYTES,
+    ReadReport,
     StoredBytes,
     cut_text,
     decompressed,
@@ -21,7 +22,6 @@ from mlm.data.formats import (
     split_lines,
     text_blocks,
 )
-from mlm.data.report import ReadReport
 
 TEXT = "first line\nsecond line\n\nanother\nparagraph\n"
 
@@ -42,7 +42,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def decode(data: bytes, encoding: str = "utf-8") -> str:
-    return "".join(text_blocks(io.BytesIO(data), "a.txt", encoding))
+    return "".join(text_blocks(io.BufferedReader(io.BytesIO(data)), "a.txt", encoding))
 
 
 def cut(text: str, rule: DocumentRule, report: ReadReport | None = None) -> list[str]:

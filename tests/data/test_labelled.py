@@ -17,8 +17,8 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from mlm.config.errors import InputError
 from mlm.config.finetune import LabelledConfig
-from mlm.data.labelled import Examples, hold_out, read_table, read_task, read_texts
-from mlm.data.labels import class_weights, label_counts, sort_labels
+from mlm.data.examples import class_weights, label_counts
+from mlm.data.labelled import Examples, hold_out, read_table, read_task, read_texts, sort_labels
 
 ROWS = [("quiet lane", "calm"), ("loud street", "noisy"), ("still pond", "calm"), ("market day", "busy")]
 
@@ -168,7 +168,7 @@ def test_labels_of_json_and_parquet_are_named_as_in_csv(write, tmp_path):
 def test_missing_column_lists_those_there_are_and_the_option(write):
     path = write("a.csv", "headline,category\nquiet lane,calm\nmarket day,busy\n")
     assert refusal(path).endswith(
-        "a.csv has no column text, but headline, category; name it with --data.text_column"
+        "a.csv: has no column text, but headline, category; name it with --data.text_column"
     )
     message = refusal(path, text_column="headline")
     assert message.endswith("has no column label, but headline, category; name it with --data.label_column")

@@ -13,10 +13,8 @@ import pytest
 
 from mlm.config.errors import InputError
 from mlm.data import tables
-from mlm.data.formats import StoredBytes
-from mlm.data.json_array import array_items
-from mlm.data.report import ReadReport
-from mlm.data.tables import arrow_documents, csv_rows, json_rows, row_documents
+from mlm.data.formats import ReadReport, StoredBytes
+from mlm.data.tables import array_items, arrow_documents, csv_rows, json_rows, row_documents
 
 ODD_TEXTS = ['He said "go", then\nleft', "a,b", "NA", "null", "None", "nan", "tab\there", "naïve 灯", "7"]
 

@@ -60,7 +60,7 @@ def test_without_the_marks_it_is_the_text_and_the_marks_are_the_masks(config, pa
         text = MARK.sub(lambda mark: mark[1], text)
         expected = corpus.tokenizer.decode(ids[:real].tolist(), skip_special_tokens=False)
         assert re.sub(r"\s|Ġ", "", text) == re.sub(r"\s|(?<=\])##", "", expected)
-        assert len(lines) - 1 == (ids == corpus.special.sep).sum()
+        assert len(lines) - 1 == (ids == corpus.train.special.sep).sum()
     kinds = [mark[1] for found in marks for mark in found]
     assert len(kinds) == batch["num_masked"]
     assert kinds.count("[MASK]") == batch["num_hidden"]

@@ -75,7 +75,7 @@ def test_every_text_is_trained_on_without_losing_a_token(tiny, tmp_path, name, k
     corpus = prepare_corpus(config.data, config.tokenizer)
     documents = list(read_documents(config.data.sources[0], "line"))
     expected = np.sort(np.concatenate(encode_documents(corpus.tokenizer, documents)))
-    expected = expected[~np.isin(expected, list(corpus.special.ids))]
+    expected = expected[~np.isin(expected, list(corpus.train.special.ids))]
     single = len(corpus.train) == 1 and np.array_equal(ordinary_ids(corpus.train), expected)
     found = ordinary_ids(corpus.train) if single else ordinary_ids(corpus.train, corpus.validation)
     assert np.array_equal(found, expected)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlm.config.errors import InputError
-from mlm.data.cleaning import _runs, distinct_texts, first_of_equals, first_of_similar
+from mlm.data.store import _runs, distinct_texts, first_of_equals, first_of_similar
 
 
 def brute_force(hashes: list[int]) -> list[bool]:

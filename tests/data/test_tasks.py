@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlm.data.docs_task import read_docs_task
 from mlm.data.python_docs import python_docs_digest
+from mlm.data.tasks import read_docs_task
 
 LARGE = ["numpy", "python", "torch", "pandas", "sympy", "networkx"]
 
