@@ -12,7 +12,8 @@ import hashlib
 import json
 import logging
 import re
-from collections import Counter
+import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from itertools import chain, islice
@@ -22,14 +23,23 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 from tokenizers.processors import TemplateProcessing
 
 from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.files import format_bytes
 
-TOKENIZER_VERSION = 1
+TOKENIZER_VERSION = 2
 """Changes whenever the same text would give another vocabulary."""
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Names of the special tokens of a trained vocabulary, in the order of their ids."""
@@ -43,8 +53,14 @@ GROUP_CHARACTERS, GROUP_TEXTS = 2**21, 2**13
 """Pieces are encoded in groups of about this length, and of at most so many."""
 MIN_PAIR_COUNT = 2
 """Pieces are merged only if they occur together this often."""
-MAX_ALPHABET = 1000
-"""Most characters a WordPiece vocabulary holds; words with a rarer one become [UNK]."""
+SEPARATORS = "[\x0b\x0c\x1c-\x1f\x85\u2028\u2029]"
+"""Control characters that separate words; BERT's own normaliser would delete them and join the words."""
+ACCENTS = r"(?<=[\p{Latin}\p{Greek}])\p{Mn}+|(?<=\p{Cyrillic})[\x{300}\x{301}]+"
+"""Marks that are no part of their letter; others (of й, ё, kana, Indic and Thai vowels) always stay."""
+POINTS = r"(?<=[\p{Hebrew}\p{Arabic}])\p{Mn}+"
+"""Vowel points and marks that most texts of these scripts leave out."""
+SAMPLED_CHARACTERS, SHOWN_EXAMPLES = 2**20, 3
+"""Text on which a normalisation is tried before training, and the examples of what it makes equal."""
 MAX_WORD_CHARACTERS = 200
 """Longest word that WordPiece cuts, a longer one becomes [UNK]; the time to cut one grows with its square."""
 MAX_LONG_WORD_CHARACTERS = 2**23
@@ -107,7 +123,9 @@ def starts_word(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
     special tokens always begin a word. InputError: the vocabulary is of another kind.
     """
     model, vocab = tokenizer.model, tokenizer.get_vocab(with_added_tokens=True)
-    if isinstance(model, models.WordPiece):
+    if isinstance(model, models.WordLevel):
+        begins = dict.fromkeys(vocab, True)
+    elif isinstance(model, models.WordPiece):
         begins = {token: not token.startswith(model.continuing_subword_prefix) for token in vocab}
     elif isinstance(model, models.BPE) and _is_byte_level(tokenizer):
         # Byte-level vocabularies write every byte as a visible character, white space too.
@@ -116,7 +134,7 @@ def starts_word(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
         begins = {token: token.startswith(first) for token in vocab}
     else:
         kind = type(model).__name__
-        reason = f"whole-word masking needs a WordPiece or byte-level BPE vocabulary, not {kind}"
+        reason = f"whole-word masking needs a WordPiece, WordLevel or byte-level BPE vocabulary, not {kind}"
         raise InputError(f"{reason}; use masking.strategy=token or span")
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     starts = np.zeros(max(vocab.values()) + 1, np.bool_)
@@ -198,7 +216,7 @@ def load_tokenizer(path: str | Path, add_tokens: str | None = None) -> Tokenizer
         raise InputError(f"{file}: no such file; expected a tokenizer.json or a model folder that holds one")
     try:
         tokenizer = _read_vocab_txt(file) if file.name == "vocab.txt" else Tokenizer.from_file(str(file))
-        SpecialTokens.from_tokenizer(tokenizer)
+        _register_special_tokens(tokenizer)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
     except Exception as error:  # the library raises nothing more exact
@@ -207,6 +225,14 @@ def load_tokenizer(path: str | Path, add_tokens: str | None = None) -> Tokenizer
     if add_tokens is not None:
         _add_tokens(tokenizer, Path(add_tokens))
     return tokenizer
+
+
+def _register_special_tokens(tokenizer: Tokenizer) -> None:
+    """Make special tokens that are only in the vocabulary recognised in a text, as transformers does."""
+    ids = SpecialTokens.from_tokenizer(tokenizer).ids
+    known = tokenizer.get_added_tokens_decoder()
+    names = [str(tokenizer.id_to_token(number)) for number in ids if number not in known]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in names])
 
 
 def _add_tokens(tokenizer: Tokenizer, file: Path) -> None:
@@ -238,10 +264,60 @@ def tokenizer_digest(tokenizer: Tokenizer) -> str:
     return hashlib.blake2b(tokenizer.to_str().encode(), digest_size=20).hexdigest()
 
 
-def _wordpiece(vocab: dict[str, int], longest_word: int, **switches: Any) -> Tokenizer:
-    """Return a WordPiece tokenizer with BERT's splitter, decoder and normaliser, which takes the switches."""
+def _normaliser(config: TokenizerConfig) -> Any:
+    """Return the steps before a text is cut into words; composed characters stay composed."""
+    steps: list[Any] = [normalizers.NFC()]
+    if config.type != "bpe":
+        steps.insert(0, normalizers.Replace(Regex(SEPARATORS), " "))
+    if config.type == "wordpiece":
+        steps.insert(1, normalizers.BertNormalizer(lowercase=False, strip_accents=False))
+    if config.strip_accents:
+        marks = f"{ACCENTS}|{POINTS}" if config.strip_accents == "all" else ACCENTS
+        steps += [normalizers.NFD(), normalizers.Replace(Regex(marks), "")]
+    if config.lowercase:
+        steps.append(normalizers.Lowercase())
+    if config.strip_accents:
+        steps.append(normalizers.NFC())
+    return normalizers.Sequence(steps)
+
+
+def is_by_character(normalizer: dict[str, Any]) -> bool:
+    """Return whether a normaliser, in plain values, treats the words between spaces one by one."""
+    ours = ({"Regex": SEPARATORS}, {"Regex": ACCENTS}, {"Regex": f"{ACCENTS}|{POINTS}"})
+    by_word = ("BertNormalizer", "NFC", "NFD", "Lowercase", "StripAccents")
+    return all(
+        step["type"] in by_word or (step["type"] == "Replace" and step["pattern"] in ours)
+        for step in normalizer.get("normalizers", [normalizer])
+    )
+
+
+def _report_equal_words(texts: list[str], tokenizer: Tokenizer, config: TokenizerConfig) -> None:
+    """Log how many distinct words and documents of a sample become equal, with examples."""
+    if tokenizer.normalizer is None or not (config.lowercase or config.strip_accents):
+        return
+    sample = next(text_groups(texts, SAMPLED_CHARACTERS), [])
+    of_words = (word for text in sample for word in unicodedata.normalize("NFC", text).split())
+    for kind, items in (("words", of_words), ("documents", iter(sample))):
+        spellings: dict[str, list[str]] = defaultdict(list)
+        for item in dict.fromkeys(items):
+            spellings[tokenizer.normalizer.normalize_str(item)].append(item)
+        merged = [found for found in spellings.values() if len(found) > 1]
+        if merged:
+            number, total = sum(map(len, merged)), sum(map(len, spellings.values()))
+            pairs = sorted(merged, key=lambda found: -len(found))[:SHOWN_EXAMPLES]
+            examples = "; ".join(" = ".join(word[:40] for word in found[:2]) for found in pairs)
+            level = logging.INFO if kind == "words" else logging.WARNING
+            text = "normalisation makes %s of %s distinct %s of a sample equal to others (%.1f %%): %s"
+            share = 100 * number / total
+            log.log(level, text, f"{number:,}", f"{total:,}", kind, share, examples)
+            if level == logging.WARNING:
+                log.warning("where case or accents carry meaning, set tokenizer.lowercase false")
+
+
+def _wordpiece(vocab: dict[str, int], longest_word: int, normaliser: Any) -> Tokenizer:
+    """Return a WordPiece tokenizer with BERT's splitter and decoder."""
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token=UNK, max_input_chars_per_word=longest_word))
-    tokenizer.normalizer = normalizers.BertNormalizer(**switches)
+    tokenizer.normalizer = normaliser
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
     return tokenizer
@@ -264,8 +340,12 @@ def _read_vocab_txt(file: Path) -> Tokenizer:
     if missing := [token for token in SPECIAL_TOKENS if token not in vocab]:
         raise InputError(f"has no {', '.join(missing)}: it is not a vocabulary of BERT")
     lowercase, accents, chinese = switches.values()
-    flags = {"lowercase": bool(lowercase), "strip_accents": accents, "handle_chinese_chars": bool(chinese)}
-    tokenizer = _wordpiece(vocab, BERT_WORD_CHARACTERS, **flags)
+    flags: dict[str, Any] = {
+        "lowercase": bool(lowercase),
+        "strip_accents": accents,
+        "handle_chinese_chars": bool(chinese),
+    }
+    tokenizer = _wordpiece(vocab, BERT_WORD_CHARACTERS, normalizers.BertNormalizer(**flags))
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in SPECIAL_TOKENS])
     tokenizer.post_processor = _bert_template(tokenizer)
     return tokenizer
@@ -279,10 +359,12 @@ def train_tokenizer(documents: Iterable[str], config: TokenizerConfig, name: str
     """
     pieces = chain.from_iterable(map(text_pieces, _first_bytes(documents, config.max_bytes)))
     texts = list(_without_long_words(pieces))
-    tokenizer = (_train_wordpiece if config.type == "wordpiece" else _train_bpe)(texts, config)
+    train = {"wordpiece": _train_wordpiece, "bpe": _train_bpe, "wordlevel": _train_wordlevel}[config.type]
+    tokenizer = train(texts, config)
     if num_ids(tokenizer) == len(SPECIAL_TOKENS) or not any(text.strip() for text in texts):
         raise InputError(f"{name}: has no text to learn a vocabulary from")
     tokenizer.post_processor = _bert_template(tokenizer)
+    _report_equal_words(texts, tokenizer, config)
     return tokenizer
 
 
@@ -321,9 +403,8 @@ def _train_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     Left to itself the trainer numbers the characters inside words (`##x`) in the order of a hash map, and
     ties between merges then fall differently in each process. Special tokens keep the order given.
     """
-    switches = {"lowercase": config.lowercase, "strip_accents": config.lowercase}
-    tokenizer = _wordpiece({}, MAX_WORD_CHARACTERS, **switches)
-    alphabet = _alphabet(texts, tokenizer, (config.vocab_size - len(SPECIAL_TOKENS)) // 2)
+    tokenizer = _wordpiece({}, MAX_WORD_CHARACTERS, _normaliser(config))
+    alphabet = _alphabet(texts, tokenizer, (config.vocab_size - len(SPECIAL_TOKENS)) // 2, config)
     normalise, split = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
     # Punctuation and Chinese characters are words by themselves, so they never follow a letter in one.
     inside = [f"##{character}" for character in alphabet if len(split(normalise(f"a{character}"))) == 1]
@@ -336,17 +417,21 @@ def _train_wordpiece(texts: list[str], config: TokenizerConfig) -> Tokenizer:
         special_tokens=[*SPECIAL_TOKENS, *inside],
     )
     tokenizer.train_from_iterator(texts, trainer)
-    trained = _wordpiece(tokenizer.get_vocab(with_added_tokens=False), MAX_WORD_CHARACTERS, **switches)
+    vocab = tokenizer.get_vocab(with_added_tokens=False)
+    trained = _wordpiece(vocab, MAX_WORD_CHARACTERS, _normaliser(config))
     trained.add_special_tokens(list(SPECIAL_TOKENS))
     return trained
 
 
-def _alphabet(texts: list[str], tokenizer: Tokenizer, limit: int) -> list[str]:
+def _alphabet(texts: list[str], tokenizer: Tokenizer, limit: int, config: TokenizerConfig) -> list[str]:
     """Return the most frequent characters of the normalised texts, sorted."""
-    # The normaliser looks at one character at a time, so the raw ones are counted and each normalised once.
+    # On composed text the normaliser looks at one character at a time, so each is normalised only once.
     counts: npt.NDArray[np.int64] = np.zeros(0x110000, np.int64)
     for group in text_groups(texts):
-        codes = np.frombuffer("".join(group).encode("utf-32-le"), np.uint32)
+        joined = unicodedata.normalize("NFC", "\n".join(group))
+        if config.strip_accents:  # which looks at the letter before a mark
+            joined = tokenizer.normalizer.normalize_str(joined)
+        codes = np.frombuffer(joined.encode("utf-32-le"), np.uint32)
         counts += np.bincount(codes, minlength=len(counts))
     normalised: Counter[str] = Counter()
     for code in np.flatnonzero(counts).tolist():
@@ -354,7 +439,7 @@ def _alphabet(texts: list[str], tokenizer: Tokenizer, limit: int) -> list[str]:
             normalised[character] += int(counts[code])
     visible = [(number, character) for character, number in normalised.items() if not character.isspace()]
     visible.sort(key=lambda pair: (-pair[0], pair[1]))
-    kept = visible[: min(limit, MAX_ALPHABET)]
+    kept = visible[:limit]
     if len(kept) < len(visible):
         log.info("the vocabulary holds the %d most frequent of %d characters", len(kept), len(visible))
     return sorted(character for _, character in kept)
@@ -367,8 +452,7 @@ def _train_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
     if config.vocab_size < smallest:
         raise InputError(f"tokenizer.vocab_size={config.vocab_size} must be at least {smallest} for type bpe")
     tokenizer = Tokenizer(models.BPE(unk_token=UNK))
-    fold = [normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]
-    tokenizer.normalizer = normalizers.Sequence(fold) if config.lowercase else normalizers.NFC()
+    tokenizer.normalizer = _normaliser(config)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     # A mask replaces a word and the space before it, which would otherwise remain as a separate token.
@@ -381,4 +465,18 @@ def _train_bpe(texts: list[str], config: TokenizerConfig) -> Tokenizer:
         special_tokens=[*SPECIAL_TOKENS[:-1], mask],
     )
     tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _train_wordlevel(texts: list[str], config: TokenizerConfig) -> Tokenizer:
+    """Take the most frequent words between spaces; all others are unknown."""
+    tokenizer = Tokenizer(models.WordLevel({}, unk_token=UNK))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = _normaliser(config), pre_tokenizers.WhitespaceSplit()
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(tokenizer.normalizer.normalize_str(text).split())
+    words = sorted(counts, key=lambda word: (-counts[word], word))[: config.vocab_size - len(SPECIAL_TOKENS)]
+    vocab = {word: number for number, word in enumerate(dict.fromkeys([*SPECIAL_TOKENS, *words]))}
+    tokenizer.model = models.WordLevel(vocab, unk_token=UNK)
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in SPECIAL_TOKENS])
     return tokenizer

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 import mlm
 import mlm.tokenizer as module
@@ -154,17 +156,18 @@ def test_training_is_the_same_in_every_process(threads: str) -> None:
     assert output.split() == expected
 
 
-@pytest.mark.parametrize("lowercase", [True, False])
-def test_alphabet_equals_counting_normalised_words(lowercase: bool) -> None:
+@pytest.mark.parametrize("switches", [(True, "all"), (True, False), (False, True), (False, False)])
+def test_alphabet_equals_counting_normalised_words(switches) -> None:
     texts = [*TEXTS, "İstanbul ǅ ŉ ﬁ Å\u030a \u2028 a\u00adb \ud55c\uad6d a\x00b \t 𝔘 😀", "\u0958 ßẞ ΣΑΣ ǆ"]
-    tokenizer = module._wordpiece({}, 200, lowercase=lowercase, strip_accents=lowercase)
+    config = TokenizerConfig(lowercase=switches[0], strip_accents=switches[1])
+    tokenizer = module._wordpiece({}, 200, module._normaliser(config))
     counts: Counter[str] = Counter()
     for text in texts:
         for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
             counts.update(word)
     order = sorted(counts, key=lambda character: (-counts[character], character))
     for limit in (3, 20, 10**6):
-        assert module._alphabet(texts, tokenizer, limit) == sorted(order[:limit])
+        assert module._alphabet(texts, tokenizer, limit, config) == sorted(order[:limit])
 
 
 @pytest.mark.parametrize("vocab_size", [16, 17, 30, 64, 150, 1000])
@@ -182,11 +185,15 @@ def test_characters_that_are_words_have_no_inner_piece() -> None:
 
 
 def test_case_and_accents_are_kept_or_folded() -> None:
-    cased, folded = train_tokenizer(TEXTS, CASED), train_tokenizer(TEXTS, WORDPIECE)
+    cased, folded = (
+        train_tokenizer(TEXTS, CASED),
+        train_tokenizer(TEXTS, replace(WORDPIECE, strip_accents=True)),
+    )
     assert tokens(cased, "The") != tokens(cased, "the")
     assert "".join(tokens(cased, "Öl")).replace("##", "") == "Öl"
     assert tokens(folded, "The Café") == tokens(folded, "the cafe")
-    bpe = train_tokenizer(TEXTS, BPE)
+    assert tokens(train_tokenizer(TEXTS, WORDPIECE), "CAFÉ")[0][-1] == "é"
+    bpe = train_tokenizer(TEXTS, replace(BPE, strip_accents=True))
     assert tokens(bpe, "The Café") == tokens(bpe, "the cafe")
     kept = train_tokenizer(TEXTS, CASED_BPE)
     assert kept.decode(encode_documents(kept, ["The Café\nÖl  灯 😀"])[0]) == "The Café\nÖl  灯 😀"
@@ -420,7 +427,7 @@ def test_added_words_are_taken_as_the_vocabulary_normalises_them(tmp_path):
     after = load_tokenizer(
         tmp_path, words_file(tmp_path, "Quokka", "QUOKKA", "quokka", "Import", "the", "Órbita")
     )
-    assert set(after.get_vocab()) - set(before.get_vocab()) == {"quokka", "orbita"}
+    assert set(after.get_vocab()) - set(before.get_vocab()) == {"quokka", "órbita"}
     for text in ("Quokka", "quokka", "QUOKKA"):
         assert encode_documents(after, [text]) == [[after.token_to_id("quokka")]]
     assert encode_documents(after, ["Import"]) == encode_documents(before, ["import"])
@@ -459,3 +466,114 @@ def test_ids_that_no_token_has_are_counted():
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     assert tokenizer.get_vocab_size() == 6
     assert num_ids(tokenizer) == 91
+
+
+SCRIPTS = {
+    "hindi": "पोस्ट यहाँ हिन्दी में पढ़ें क़लम",
+    "bengali": "বাংলা ভাষায় লেখা পড়ুন",
+    "tamil": "தமிழ் மொழியில் எழுதுங்கள்",
+    "thai": "แม่น้ำ ไหล ผ่าน เมือง",
+    "japanese": "パンダ ハンダ かぎ かき ガラス",
+    "korean": "오늘은 날씨가 좋습니다",
+    "chinese": "漢字 繁體 简体 字典",
+    "arabic": "كِتَابٌ جميل في المكتبة",
+    "hebrew": "שָׁלוֹם עולם טוב",
+    "greek": "Ελλάδα καλημέρα ΣΊΣΥΦΟΣ",
+    "cyrillic": "Йод ёлка їжак паде́ж ўсё",
+    "latin": "Łódź café naïve İstanbul straße",
+}
+LINES = {
+    "dna": "ACGTTGCA GGCATTAC acgtnacg",
+    "molecules": "C1CCCCC1 c1ccccc1 CC(=O)O",
+    "code": "def f(x):\n    return x_1 + 0x1F",
+    "log": "2026-12-01T04:18:25Z ERROR [worker-3] code=0x80070005",
+    "codes": "E11.9 I10 J45.909 Z79.4",
+}
+
+
+def folded(text: str, config: TokenizerConfig) -> str:
+    text = unicodedata.normalize("NFC", text)
+    return "".join(character.lower() for character in text) if config.lowercase else text
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "wordlevel"])
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("name", [*SCRIPTS, *LINES])
+def test_no_character_of_any_script_is_lost(tmp_path, name, lowercase, kind):
+    """A stock tokenizer of the saved file gives the same ids."""
+    text = {**SCRIPTS, **LINES}[name]
+    config = TokenizerConfig(type=kind, vocab_size=400, lowercase=lowercase)
+    trained = train_tokenizer([text] * 5, config)
+    (ids,) = encode_documents(trained, [text])
+    written = (
+        trained.decode(ids).replace(" ##", "") if kind != "wordlevel" else " ".join(tokens(trained, text))
+    )
+    assert "".join(written.split()) == "".join(folded(text, config).split())
+    decomposed = unicodedata.normalize("NFD", text)
+    assert encode_documents(trained, [decomposed]) == [ids]
+    trained.save(str(tmp_path / "tokenizer.json"))
+    stock = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    assert stock(text, add_special_tokens=False)["input_ids"] == ids
+
+
+def test_accents_are_stripped_where_they_are_no_part_of_a_letter():
+    config = TokenizerConfig(vocab_size=1000, strip_accents=True)
+    normalise = module._normaliser(config).normalize_str
+    assert normalise(SCRIPTS["latin"]) == "łodz cafe naive istanbul straße"
+    assert normalise(SCRIPTS["greek"]) == "ελλαδα καλημερα σισυφοσ"
+    assert normalise(SCRIPTS["cyrillic"]) == "йод ёлка їжак падеж ўсё"
+    for name in ("hindi", "bengali", "tamil", "thai", "japanese", "korean", "arabic", "hebrew"):
+        assert normalise(SCRIPTS[name]) == unicodedata.normalize("NFC", SCRIPTS[name]), name
+    strip_all = module._normaliser(replace(config, strip_accents="all")).normalize_str
+    assert strip_all(SCRIPTS["arabic"]) == "كتاب جميل في المكتبة"
+    assert strip_all(SCRIPTS["hebrew"]) == "שלום עולם טוב"
+    assert strip_all(SCRIPTS["hindi"]) == unicodedata.normalize("NFC", SCRIPTS["hindi"])
+
+
+@pytest.mark.parametrize("separator", list("\x0b\x0c\x1c\x1d\x1e\x1f\x85\u2028\u2029\t\r\n"))
+@pytest.mark.parametrize("kind", ["wordpiece", "wordlevel"])
+def test_control_characters_that_separate_words_separate_them(kind, separator):
+    tokenizer = train_tokenizer(["four five"] * 3, TokenizerConfig(type=kind, vocab_size=60))
+    assert encode_documents(tokenizer, [f"four{separator}five"]) == encode_documents(tokenizer, ["four five"])
+
+
+def test_the_alphabet_is_as_large_as_the_vocabulary_allows():
+    characters = [chr(0x4E00 + number) for number in range(1500)]
+    tokenizer = train_tokenizer([" ".join(characters)] * 2, TokenizerConfig(vocab_size=8192))
+    assert tokenizer.get_vocab().keys() >= set(characters)
+
+
+def test_whole_words_are_the_vocabulary_of_codes():
+    tokenizer = train_tokenizer(
+        ["I10 E11.9 I10", "Z79.4 I10 E11.9"], TokenizerConfig(type="wordlevel", vocab_size=7 + 10)
+    )
+    assert [tokenizer.id_to_token(id_) for id_ in range(8)] == [*SPECIAL_TOKENS, "i10", "e11.9", "z79.4"]
+    assert starts_word(tokenizer).all()
+    assert tokens(tokenizer, "I10 J45 e11.9") == ["i10", "[UNK]", "e11.9"]
+
+
+def test_what_normalisation_makes_equal_is_reported(caplog):
+    caplog.set_level("INFO", "mlm")
+    molecules = ["C1CCCCC1", "c1ccccc1", "CCO", "cco", "N"]
+    train_tokenizer(molecules, TokenizerConfig(vocab_size=60))
+    assert (
+        "makes 4 of 5 distinct documents of a sample equal to others (80.0 %): C1CCCCC1 = c1ccccc1"
+        in caplog.text
+    )
+    assert "tokenizer.lowercase false" in caplog.text
+    caplog.clear()
+    train_tokenizer(molecules, TokenizerConfig(vocab_size=60, lowercase=False))
+    assert "equal" not in caplog.text
+    train_tokenizer(["The tide", "the mill"], TokenizerConfig(vocab_size=60))
+    assert "2 of 4 distinct words of a sample equal to others (50.0 %): The = the" in caplog.text
+    assert "documents" not in caplog.text
+
+
+def test_special_tokens_that_are_only_in_the_vocabulary_are_recognised(tmp_path):
+    vocab = {name: number for number, name in enumerate([*SPECIAL_TOKENS, *"ACGT"])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.encode("AC[MASK]G", add_special_tokens=False).ids == [5, 6, 4, 7]
+    assert num_ids(loaded) == 9

@@ -135,12 +135,14 @@ class TokenizerConfig:
 
     path: UserPath | None = None
     """A tokenizer.json or model folder to reuse; null: train one."""
-    type: Literal["wordpiece", "bpe"] = "wordpiece"
-    """Kind of vocabulary to train: WordPiece or byte-level BPE."""
+    type: Literal["wordpiece", "bpe", "wordlevel"] = "wordpiece"
+    """Kind of vocabulary to train: WordPiece, byte-level BPE, or whole words between spaces, as for codes."""
     vocab_size: Annotated[int, Field(le=MAX_VOCABULARY)] = 8192
     """Entries of the trained vocabulary, special tokens included."""
     lowercase: bool = True
-    """Fold case and accents first (trained vocabularies only)."""
+    """Fold case first (trained vocabularies only)."""
+    strip_accents: bool | Literal["all"] = False
+    """Drop accents: true: of Latin, Greek and Cyrillic letters; all: Hebrew points and Arabic marks too."""
     max_bytes: Positive = 128 * 2**20
     """Learn from at most this much text, sources in proportion: more costs time and changes little."""
     add_tokens: UserPath | None = None

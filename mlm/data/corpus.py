@@ -56,7 +56,7 @@ Ints = npt.NDArray[np.int64]
 
 FEW_DOCUMENTS = 200  # below so many the held-out part is made of blocks instead of whole documents
 BLOCK_TOKENS = 2000  # of such a block
-UNKNOWN_WARNING_RATE = 0.01  # share of unknown tokens that causes a warning
+UNKNOWN_WARNING_RATE = 0.01  # share of the tokens, or of the text, that causes a warning if unknown
 ROWS_VERSION = 5  # changes whenever the same store would give other rows
 
 log = logging.getLogger(__name__)
@@ -186,14 +186,17 @@ def _log_facts(store: TokenStore, config: CorpusConfig) -> None:
     for source in store.sources:
         log.info("%s", source["summary"])
         rate = source["num_unknown"] / max(source["num_tokens"], 1)
-        if rate > UNKNOWN_WARNING_RATE:
-            text = "%s: %.1f %% of the tokens are unknown; a vocabulary of type bpe leaves none"
-            log.warning(text, source["path"], 100 * rate)
+        share = source["num_unknown_bytes"] / max(source["num_bytes"], 1)
+        if max(rate, share) > UNKNOWN_WARNING_RATE:
+            text = "%s: %.1f %% of the text and %.1f %% of the tokens are unknown; type bpe leaves none"
+            log.warning(text, source["path"], 100 * share, 100 * rate)
     facts = store.manifest
     tokens, unknown = facts["num_tokens"], facts["num_unknown"]
     log.info("token store: %s tokens, %s of text", f"{tokens:,}", format_bytes(facts["num_bytes"]))
     if unknown:
-        log.info("unknown tokens: %s (%.2f %%)", f"{unknown:,}", 100 * unknown / tokens)
+        share = 100 * facts["num_unknown_bytes"] / facts["num_bytes"]
+        text = "unknown tokens: %s (%.2f %%), %.2f %% of the text"
+        log.info(text, f"{unknown:,}", 100 * unknown / tokens, share)
     if facts["num_without_tokens"]:
         log.info("documents without tokens, left out: %s", f"{facts['num_without_tokens']:,}")
     if facts["num_duplicates"]:

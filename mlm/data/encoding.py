@@ -27,7 +27,16 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from mlm.config.errors import InputError
-from mlm.tokenizer import encode_plain, num_ids, plain_tokenizer, text_groups, text_pieces
+from mlm.tokenizer import (
+    OTHER_NAMES,
+    SPECIAL_TOKENS,
+    encode_plain,
+    is_by_character,
+    num_ids,
+    plain_tokenizer,
+    text_groups,
+    text_pieces,
+)
 
 Ints = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
@@ -35,6 +44,7 @@ Ids = npt.NDArray[np.unsignedinteger[Any]]
 WORD_MEMORY = 2**27  # about the most bytes that the remembered words of a process take
 WORD_OVERHEAD = 200  # bytes of a remembered word beside its characters
 BATCHES_ALONE = 4  # encoded before processes are started, which get the words seen in them
+SPLIT_AT_SPACES = ("WordPiece", "BertPreTokenizer"), ("WordLevel", "WhitespaceSplit")  # kinds cut there
 BATCHES_AHEAD = 2  # batches a process that are read before they are needed
 
 
@@ -45,6 +55,7 @@ class Encoded(NamedTuple):
     lengths: Ints  # (N,) tokens of each document
     text_hashes: npt.NDArray[np.uint64]  # (N,)
     num_bytes: npt.NDArray[np.uint64]  # (N,) UTF-8 bytes of each text
+    unknown_bytes: npt.NDArray[np.uint64]  # (N,) of them in words that become the unknown token
 
 
 class _Words(NamedTuple):
@@ -53,12 +64,14 @@ class _Words(NamedTuple):
     ids: Ids
     starts: Ints
     lengths: Ints
+    unknown: Ints  # UTF-8 bytes of each word that become the unknown token
 
-    def extended(self, encoded: list[list[int]]) -> "_Words":
+    def extended(self, encoded: list[list[int]], unknown: list[int]) -> "_Words":
         """Return these words followed by further ones."""
         ids = np.fromiter(chain.from_iterable(encoded), self.ids.dtype)
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        more = _Words(ids, len(self.ids) + np.cumsum(lengths) - lengths, lengths)
+        starts = len(self.ids) + np.cumsum(lengths) - lengths
+        more = _Words(ids, starts, lengths, np.array(unknown, np.int64))
         return _Words(*(np.concatenate(pair) for pair in zip(self, more, strict=True)))
 
     def spell(self, numbers: Ints) -> tuple[Ids, Ints]:
@@ -81,7 +94,9 @@ class DocumentEncoder:
         self._split = _word_splitter(self._plain)
         none = np.zeros(0, np.int64)
         id_type = np.uint16 if num_ids(tokenizer) <= 2**16 else np.uint32
-        self._no_words = _Words(none.astype(id_type), none, none)
+        self._no_words = _Words(none.astype(id_type), none, none, none)
+        named = map(tokenizer.token_to_id, (SPECIAL_TOKENS[1], OTHER_NAMES[1]))
+        self._unk = next((number for number in named if number is not None), -1)
         self._numbers, self._words = known or ({}, self._no_words)
         self._memory_left = WORD_MEMORY - _memory(self._numbers)
 
@@ -95,19 +110,31 @@ class DocumentEncoder:
         raw = [text.encode() for text in texts]
         digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in raw)
         if self._split is None:
-            ids, _, lengths = self._no_words.extended(encode_plain(self._plain, texts))
+            encoded = encode_plain(self._plain, texts)
+            lost = map(self._unknown_bytes, texts, encoded)
+            ids, _, lengths, unknown = self._no_words.extended(encoded, list(lost))
         else:
             pieces = [list(text_pieces(text)) for text in texts]  # the words looked up at a time are bounded
             groups = text_groups(chain.from_iterable(pieces))
             found = [self._look_up([self._split(piece) for piece in group]) for group in groups]
-            ids, of_pieces = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+            ids, of_pieces, lost_of = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
             counts = np.fromiter(map(len, pieces), np.int64, len(pieces))
-            lengths = np.add.reduceat(of_pieces, np.cumsum(counts) - counts)
+            firsts = np.cumsum(counts) - counts
+            lengths, unknown = (np.add.reduceat(array, firsts) for array in (of_pieces, lost_of))
         sizes = np.fromiter(map(len, raw), np.uint64, len(raw))
-        return Encoded(ids, lengths, np.frombuffer(digests, "<u8").astype(np.uint64), sizes)
+        hashes = np.frombuffer(digests, "<u8").astype(np.uint64)
+        return Encoded(ids, lengths, hashes, sizes, unknown.astype(np.uint64))
 
-    def _look_up(self, words_of: list[list[str]]) -> tuple[Ids, Ints]:
-        """Return the tokens of all lists of words, and how many each list has."""
+    def _unknown_bytes(self, text: str, ids: list[int]) -> int:
+        """Return the bytes of a text that become unknown tokens."""
+        if self._unk not in ids:
+            return 0
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        spans = zip(encoding.ids, encoding.offsets, strict=True)
+        return sum(len(text[begin:end].encode()) for id_, (begin, end) in spans if id_ == self._unk)
+
+    def _look_up(self, words_of: list[list[str]]) -> tuple[Ids, Ints, Ints]:
+        """Return the tokens of all lists of words; how many each has, and its bytes that are unknown."""
         words = list(chain.from_iterable(words_of))
         numbers = np.fromiter(map(self._numbers.get, words, repeat(-1)), np.int64, len(words))
         known = self._words
@@ -116,7 +143,8 @@ class DocumentEncoder:
             found = [words[place] for place in unseen.tolist()]
             new = {word: len(known.lengths) + place for place, word in enumerate(dict.fromkeys(found))}
             spelled = self._plain.encode_batch_fast(list(new), add_special_tokens=False)
-            known = known.extended([word.ids for word in spelled])
+            ids_of = [word.ids for word in spelled]
+            known = known.extended(ids_of, list(map(self._unknown_bytes, new, ids_of)))
             numbers[unseen] = [new[word] for word in found]
             memory = _memory(new)
             if memory <= self._memory_left:  # the words seen first are the frequent ones
@@ -125,7 +153,8 @@ class DocumentEncoder:
                 self._words = known
         ids, lengths = known.spell(numbers)
         ends = np.cumsum([0, *map(len, words_of)])
-        return ids, np.diff(np.concatenate([[0], np.cumsum(lengths)])[ends])
+        sums = (np.concatenate([[0], np.cumsum(of)])[ends] for of in (lengths, known.unknown[numbers]))
+        return ids, *map(np.diff, sums)
 
 
 def _memory(words: dict[str, int]) -> int:
@@ -140,16 +169,15 @@ def _word_splitter(tokenizer: Tokenizer) -> Callable[[str], list[str]] | None:
     facts = json.loads(tokenizer.to_str())
     model, splitter = facts["model"], facts["pre_tokenizer"] or {}
     normalizer = facts["normalizer"] or {"type": "Sequence", "normalizers": []}
-    steps = {step["type"] for step in normalizer.get("normalizers", [normalizer])}
-    if not all(token["special"] for token in facts["added_tokens"]):
+    if not is_by_character(normalizer) or not all(token["special"] for token in facts["added_tokens"]):
         return None
-    if model["type"] == "WordPiece" and splitter.get("type") == "BertPreTokenizer":
-        return _split_at_spaces if steps <= {"BertNormalizer"} else None
+    if (model["type"], splitter.get("type")) in SPLIT_AT_SPACES:
+        return _split_at_spaces
     by_bytes = (
         splitter.get("type") == "ByteLevel" and splitter["use_regex"] and not splitter["add_prefix_space"]
     )
     if model["type"] == "BPE" and not model["dropout"] and by_bytes:
-        return _BYTE_LEVEL_WORD.findall if steps <= {"NFC", "NFD", "Lowercase", "StripAccents"} else None
+        return _BYTE_LEVEL_WORD.findall
     return None
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SHARD_CHARACTERS = 2**25  # of text in a shard: some 16 MB of tokens
 BATCH_CHARACTERS = 2**20  # documents are tokenized together up to about this much text
 TABLES_SHARE = 0.2  # space that the row tables need, as a share of the store
-STORE_VERSION = 2  # changes whenever the same text would give other bytes
+STORE_VERSION = 3  # changes whenever the same text would give other bytes
 COUNTED = 2**22  # tokens counted together: counting copies them to 64-bit integers
 RUN_TOKENS = 5  # of documents compared for similarity
 NUM_HASHES = 128  # in the signature of a document; the error of a similarity is about 1 / sqrt(NUM_HASHES)
@@ -231,7 +231,7 @@ def _number_shards(sources: Iterable[Iterable[str]], shards: list[int]) -> Itera
 
 def _shard_columns(parts: list[Encoded], unknown: int) -> pa.RecordBatch:
     """Return the documents of a shard that have tokens; the metadata counts the others and unknown tokens."""
-    ids, lengths, hashes, sizes = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    ids, lengths, hashes, sizes, lost = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     filled = lengths > 0
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[filled])])
     columns = {
@@ -240,6 +240,7 @@ def _shard_columns(parts: list[Encoded], unknown: int) -> pa.RecordBatch:
         "num_bytes": pa.array(sizes[filled]),
     }
     counts = {"num_without_tokens": (~filled).sum(), "num_unknown": (ids == unknown).sum()}
+    counts["num_unknown_bytes"] = lost.sum()
     metadata = {name: str(int(count)) for name, count in counts.items()}
     return pa.RecordBatch.from_pydict(columns).replace_schema_metadata(metadata)
 
@@ -264,7 +265,7 @@ def _source_counts(shards: list[pa.RecordBatch]) -> dict[str, int]:
         "num_tokens": sum(len(shard.column("input_ids").values) for shard in shards),
         "num_bytes": sum(int(_view(shard.column("num_bytes")).sum()) for shard in shards),
     }
-    for name in ("num_unknown", "num_without_tokens"):
+    for name in ("num_unknown", "num_unknown_bytes", "num_without_tokens"):
         counts[name] = sum(int(shard.schema.metadata[name.encode()]) for shard in shards)
     return counts
 
