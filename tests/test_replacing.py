@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from mlm import files
+from mlm.config.errors import DiskError
 from mlm.files import recover, remove, replacing
 
 NAMES = ["first", "second"]
@@ -65,7 +66,7 @@ def test_leftovers_of_other_names_stay(tmp_path):
 
 def test_file_does_not_replace_a_folder(tmp_path):
     (tmp_path / "model").mkdir()
-    with pytest.raises(IsADirectoryError), replacing(tmp_path / "model") as temporary:
+    with pytest.raises(DiskError, match="Is a directory"), replacing(tmp_path / "model") as temporary:
         temporary.write_text("a file")
     assert (tmp_path / "model").is_dir()
 

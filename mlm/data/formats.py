@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, count
 from pathlib import PurePath
 from typing import IO, Any
 
@@ -299,12 +299,18 @@ _UNDECODED = re.compile("[\udc80-\udcff]")
 
 
 def good_lines(blocks: Iterable[str], name: str, report: ReadReport) -> Iterator[str]:
-    """Yield the lines as `split_lines` does; a bad row that is not in the encoding becomes a blank line."""
-    for number, line in enumerate(split_lines(blocks), 1):
-        if report.skip_bad_rows and not line.isascii() and (found := _UNDECODED.search(line)):
+    """Return the lines as `split_lines` does; a bad row that is not in the encoding becomes a blank line."""
+    lines = split_lines(blocks)
+    if not report.skip_bad_rows:
+        return lines
+
+    def checked(number: int, line: str) -> str:
+        if not line.isascii() and (found := _UNDECODED.search(line)):
             report.bad_row(f"{name}, line {number}: 0x{ord(found[0]) - 0xDC00:02x} is not in the encoding")
-            line = ""
-        yield line
+            return ""
+        return line
+
+    return map(checked, count(1), lines)
 
 
 def split_lines(blocks: Iterable[str]) -> Iterator[str]:
@@ -355,12 +361,14 @@ def _join_lines(lines: Iterator[str], single: bool, report: ReadReport) -> Itera
     """Yield every line that is not blank, or the lines between blank ones joined with a space."""
     wrapped: list[str] = []
     for text in map(str.strip, lines):
-        if text:
+        if text and single:
+            yield text
+        elif text:
             wrapped.append(text)
         else:
             report.blank_lines += 1
-        if wrapped and (single or not text):
-            yield " ".join(wrapped)
-            wrapped = []
+            if wrapped:
+                yield " ".join(wrapped)
+                wrapped = []
     if wrapped:
         yield " ".join(wrapped)

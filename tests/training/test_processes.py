@@ -31,6 +31,7 @@ from run_files import assert_equal_weights, column, folder_of, weights
 from safetensors.torch import load_file
 
 from mlm.config.data import SourceConfig
+from mlm.config.training import LoggingConfig
 from mlm.cores import available_cores
 from mlm.training.pretraining import pretrain
 
@@ -216,7 +217,7 @@ def test_a_mistake_of_all_is_told_once(tiny):
 
 
 def test_a_mistake_of_another_process_is_told_too(tiny):
-    config = tiny()
+    config = tiny(logging=LoggingConfig())
     output = Path(config.runs_dir).parent / "log"
     first, second = as_torchrun_says()
     with started_ranks(flags(config), [first, second | {"WANDB_MODE": "nonsense"}], output) as ranks:
