@@ -187,7 +187,7 @@ def in_process(what: str, options: argparse.Namespace, **changes: Any) -> dict[s
 def write_inputs(options: argparse.Namespace) -> None:
     """Learn the vocabulary from the text; without a text of the user's, generate one first."""
     from mlm.config.data import TokenizerConfig
-    from mlm.tokenizer import train_tokenizer
+    from mlm.data.vocabulary import train_tokenizer
 
     if options.text is None:
         options.text = f"{options.work}/text.txt"

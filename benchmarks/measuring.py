@@ -96,7 +96,7 @@ def write_documents(path: Path) -> None:
 def write_tokenizer(text: Path, folder: Path, vocab_size: int) -> None:
     """Learn a vocabulary for both sides."""
     from mlm.config.data import TokenizerConfig
-    from mlm.tokenizer import train_tokenizer
+    from mlm.data.vocabulary import train_tokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
     with text.open(encoding="utf-8") as lines:

@@ -53,7 +53,7 @@ def glue_dir(tmp_path):
 @pytest.fixture(scope="session")
 def tokenizer(documents):
     from mlm.config.data import TokenizerConfig
-    from mlm.tokenizer import train_tokenizer
+    from mlm.data.vocabulary import train_tokenizer
 
     return train_tokenizer(documents, TokenizerConfig(vocab_size=120))
 

@@ -18,9 +18,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import mlm
-import mlm.tokenizer as module
+import mlm.data.vocabulary as module
 from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
+from mlm.data.vocabulary import train_tokenizer
 from mlm.tokenizer import (
     SPECIAL_TOKENS,
     SpecialTokens,
@@ -30,7 +31,7 @@ from mlm.tokenizer import (
     num_ids,
     starts_word,
     tokenizer_digest,
-    train_tokenizer,
+    wordpiece,
 )
 
 WORDS = (
@@ -141,7 +142,7 @@ def test_training_is_the_same_in_every_process(threads: str) -> None:
     expected = [tokenizer_digest(train_tokenizer(TIES + TEXTS, config)) for config in configs]
     program = (
         "import json, sys; from mlm.config.data import TokenizerConfig\n"
-        "from mlm.tokenizer import tokenizer_digest, train_tokenizer\n"
+        "from mlm.tokenizer import tokenizer_digest\nfrom mlm.data.vocabulary import train_tokenizer\n"
         "texts, configs = json.loads(sys.argv[1])\n"
         "for config in configs: print(tokenizer_digest(train_tokenizer(texts, TokenizerConfig(**config))))"
     )
@@ -160,7 +161,7 @@ def test_training_is_the_same_in_every_process(threads: str) -> None:
 def test_alphabet_equals_counting_normalised_words(switches) -> None:
     texts = [*TEXTS, "İstanbul ǅ ŉ ﬁ Å\u030a \u2028 a\u00adb \ud55c\uad6d a\x00b \t 𝔘 😀", "\u0958 ßẞ ΣΑΣ ǆ"]
     config = TokenizerConfig(lowercase=switches[0], strip_accents=switches[1])
-    tokenizer = module._wordpiece({}, 200, module._normaliser(config))
+    tokenizer = wordpiece({}, 200, module._normaliser(config))
     counts: Counter[str] = Counter()
     for text in texts:
         for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
@@ -248,8 +249,8 @@ def test_cutting_long_documents_changes_no_token(
     texts = ["", "\n".join(TEXTS), "a  b\n\nc\t d " + WORDS * 4, " ", "old wall " * 50]
     whole = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     for size in (40, 57, 100):
-        monkeypatch.setattr(module, "PIECE_CHARACTERS", size)
-        monkeypatch.setattr(module, "GROUP_CHARACTERS", 3 * size)
+        monkeypatch.setattr(mlm.tokenizer, "PIECE_CHARACTERS", size)
+        monkeypatch.setattr(mlm.tokenizer, "GROUP_CHARACTERS", 3 * size)
         assert [piece for text in texts for piece in module.text_pieces(text)] != texts
         assert encode_documents(tokenizer, texts) == whole
 

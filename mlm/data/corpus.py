@@ -41,15 +41,9 @@ from mlm.data.store import (
     write_shards,
 )
 from mlm.data.text import Text
+from mlm.data.vocabulary import TOKENIZER_VERSION, train_tokenizer
 from mlm.files import format_bytes, remove, replacing
-from mlm.tokenizer import (
-    TOKENIZER_VERSION,
-    SpecialTokens,
-    load_tokenizer,
-    num_ids,
-    tokenizer_digest,
-    train_tokenizer,
-)
+from mlm.tokenizer import SpecialTokens, load_tokenizer, num_ids, tokenizer_digest
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]

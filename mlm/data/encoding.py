@@ -27,11 +27,11 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from mlm.config.errors import InputError
+from mlm.data.vocabulary import is_by_character
 from mlm.tokenizer import (
     OTHER_NAMES,
     SPECIAL_TOKENS,
     encode_plain,
-    is_by_character,
     num_ids,
     plain_tokenizer,
     text_groups,

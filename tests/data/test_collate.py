@@ -11,7 +11,8 @@ from mlm.config.data import MaskingConfig, TokenizerConfig
 from mlm.data.collate import MaskedRows, Rows, build_masking
 from mlm.data.packing import pack_documents
 from mlm.data.sampler import Part, RowBatch
-from mlm.tokenizer import SpecialTokens, encode_documents, starts_word, train_tokenizer
+from mlm.data.vocabulary import train_tokenizer
+from mlm.tokenizer import SpecialTokens, encode_documents, starts_word
 
 SEQ_LEN = 24
 

@@ -444,3 +444,15 @@ def test_giant_word_gets_the_right_remedy(tmp_path):
     with pytest.raises(InputError, match="is too long: train one of type bpe") as error:
         prepare_corpus(config(path), VOCABULARY)
     assert "on this text" not in str(error.value)
+
+
+def test_few_unknown_tokens_that_are_much_of_the_text_are_told(tmp_path, caplog):
+    """A word too long for WordPiece is one token, however much of the text it is."""
+    lines = [" ".join(["boat mill tide wall"] * 30) + " " + "\u0e41" * 250 for _ in range(10)]
+    path = tmp_path / "thai.txt"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    corpus = prepare_corpus(config(path), VOCABULARY)
+    facts = corpus.store.manifest
+    assert facts["num_unknown"] == 10
+    assert facts["num_unknown_bytes"] == 10 * 750
+    assert "%" in next(line for line in caplog.text.splitlines() if "of the text and" in line)

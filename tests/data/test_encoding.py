@@ -16,7 +16,8 @@ from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.data import encoding as module
 from mlm.data.encoding import DocumentEncoder, encode_in_order
-from mlm.tokenizer import encode_documents, train_tokenizer
+from mlm.data.vocabulary import train_tokenizer
+from mlm.tokenizer import encode_documents, plain_tokenizer
 
 TEXTS = [
     "The quiet harbour lights turn slowly past an old stone wall; Café Öl, naïve boats don't wait (really).",
@@ -234,3 +235,18 @@ def test_killed_process_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         child.kill()
     with pytest.raises(InputError, match="a process that tokenizes was killed"):
         list(encoded)
+
+
+@pytest.mark.parametrize("kind", [*KNOWN, *UNKNOWN])
+def test_unknown_bytes_are_those_of_unknown_tokens(kind: str) -> None:
+    """Whatever the words seen before; the oracle is the library's own offsets."""
+    tokenizer = (KNOWN | UNKNOWN)[kind]
+    encoder, unknown = DocumentEncoder(tokenizer), tokenizer.token_to_id("[UNK]")
+    texts = [*TEXTS, "the \u4e16 boat \u754c\u754c", "x" * 300, "the mill"]
+    for _ in range(2):
+        counted = encoder(texts).unknown_bytes
+        for text, number in zip(texts, counted.tolist(), strict=True):
+            found = plain_tokenizer(tokenizer).encode(text, add_special_tokens=False)
+            spans = zip(found.ids, found.offsets, strict=True)
+            lost = [text[slice(*span)] for id_, span in spans if unknown is not None and id_ == unknown]
+            assert number == len("".join(lost).encode()), text[:40]
