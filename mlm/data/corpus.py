@@ -180,7 +180,7 @@ def _log_facts(store: TokenStore, config: CorpusConfig) -> None:
     for source in store.sources:
         log.info("%s", source["summary"])
         rate = source["num_unknown"] / max(source["num_tokens"], 1)
-        share = source["num_unknown_bytes"] / max(source["num_bytes"], 1)
+        share = source.get("num_unknown_bytes", 0) / max(source["num_bytes"], 1)
         if max(rate, share) > UNKNOWN_WARNING_RATE:
             text = "%s: %.1f %% of the text and %.1f %% of the tokens are unknown; type bpe leaves none"
             log.warning(text, source["path"], 100 * share, 100 * rate)
@@ -188,7 +188,7 @@ def _log_facts(store: TokenStore, config: CorpusConfig) -> None:
     tokens, unknown = facts["num_tokens"], facts["num_unknown"]
     log.info("token store: %s tokens, %s of text", f"{tokens:,}", format_bytes(facts["num_bytes"]))
     if unknown:
-        share = 100 * facts["num_unknown_bytes"] / facts["num_bytes"]
+        share = 100 * facts.get("num_unknown_bytes", 0) / facts["num_bytes"]
         text = "unknown tokens: %s (%.2f %%), %.2f %% of the text"
         log.info(text, f"{unknown:,}", 100 * unknown / tokens, share)
     if facts["num_without_tokens"]:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SHARD_CHARACTERS = 2**25  # of text in a shard: some 16 MB of tokens
 BATCH_CHARACTERS = 2**20  # documents are tokenized together up to about this much text
 TABLES_SHARE = 0.2  # space that the row tables need, as a share of the store
-STORE_VERSION = 3  # changes whenever the same text would give other bytes
+STORE_VERSION = 2  # changes whenever the same text would give other bytes
 COUNTED = 2**22  # tokens counted together: counting copies them to 64-bit integers
 RUN_TOKENS = 5  # of documents compared for similarity
 NUM_HASHES = 128  # in the signature of a document; the error of a similarity is about 1 / sqrt(NUM_HASHES)
@@ -266,7 +266,8 @@ def _source_counts(shards: list[pa.RecordBatch]) -> dict[str, int]:
         "num_bytes": sum(int(_view(shard.column("num_bytes")).sum()) for shard in shards),
     }
     for name in ("num_unknown", "num_unknown_bytes", "num_without_tokens"):
-        counts[name] = sum(int(shard.schema.metadata[name.encode()]) for shard in shards)
+        # Shards of an earlier version do not count the bytes.
+        counts[name] = sum(int(shard.schema.metadata.get(name.encode(), 0)) for shard in shards)
     return counts
 
 

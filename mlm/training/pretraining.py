@@ -14,10 +14,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
 from mlm.config.experiment import PretrainConfig
 from mlm.config.model import ModelConfig
-from mlm.config.parse import from_plain, to_plain
+from mlm.config.parse import from_plain, read_group, to_plain
 from mlm.data.collate import MaskedBatch
 from mlm.data.corpus import ROWS_VERSION, Corpus, prepare_corpus
 from mlm.evaluation.metrics import MaskedLMScores
@@ -161,8 +162,17 @@ def prepare(config: PretrainConfig, stopped: Path | None = None) -> tuple[Corpus
             if name.startswith("model.")
         }
         return prepare_corpus(config.data, tokenizer), MaskedLM(from_plain(ModelConfig, shape))
+    if stopped and config.init is None:
+        config = replace(config, tokenizer=_kept_tokenizer(config, stopped))
     corpus = prepare_text(config)
     return corpus, build_model(config, corpus)
+
+
+def _kept_tokenizer(config: PretrainConfig, stopped: Path) -> TokenizerConfig:
+    """Return the vocabulary of a run to resume, unless its settings were changed: no other is trained."""
+    kept, stored = stopped / "tokenizer" / "tokenizer.json", stopped / "config.yaml"
+    same = stored.exists() and read_group(PretrainConfig, stored).tokenizer == config.tokenizer
+    return TokenizerConfig(path=str(kept)) if same and kept.exists() else config.tokenizer
 
 
 def build_model(config: PretrainConfig, corpus: Corpus) -> MaskedLM:
