@@ -10,6 +10,7 @@ import bz2
 import codecs
 import gzip
 import io
+import logging
 import lzma
 import os
 import re
@@ -44,6 +45,9 @@ READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException,
 """Errors of reading a truncated or corrupt file."""
 
 
+log = logging.getLogger(__name__)
+
+
 @dataclass
 class ReadReport:
     """Counts of one source, filled while its documents are read."""
@@ -54,6 +58,8 @@ class ReadReport:
     blank_lines: int = 0
     rows: int = 0  # of tables and data sets, those without text included
     rows_without_text: int = 0
+    without_text: Counter[str] = field(default_factory=Counter)  # the same by the reason
+    first_without_text: str = ""
     rules: Counter[str] = field(default_factory=Counter)  # files by how they were split, and why
     lengths: Counter[int] = field(default_factory=Counter)  # documents by characters, in 7 binary digits
     skip_bad_rows: bool = False  # count and leave out rows that cannot be read; else the first is an error
@@ -96,6 +102,9 @@ class ReadReport:
         """Return the counts of everything read that did not become a document, after `before`; or nothing."""
         between = any(rule.startswith(("paragraph", "file")) for rule in self.rules)
         no_text = f"{self.rows_without_text:,} of {_counted(self.rows, 'row')} had no text"
+        if self.first_without_text:
+            reasons = ", ".join(f"{number:,} {why}" for why, number in self.without_text.most_common())
+            no_text += f" ({reasons}; the first: {self.first_without_text})"
         bad = f"{_counted(self.bad_rows, 'bad row')} skipped (the first: {self.first_bad_row})"
         losses = (
             (self.rows_without_text, no_text),
@@ -253,7 +262,7 @@ def text_blocks(
     escape = errors == "replace" or report.skip_bad_rows
     decoder = codec.incrementaldecoder("surrogateescape" if escape else "strict")
     newlines, content = io.IncrementalNewlineDecoder(None, translate=True), decompressed(stored)
-    position, line, at_start = 0, 1, True
+    position, line, at_start, warned = 0, 1, True, False
     while True:
         block = content.read(BLOCK_BYTES)
         wide = _wide_encoding(block) if not position else None
@@ -266,8 +275,15 @@ def text_blocks(
             before, bad = error.object[: error.start], error.object[error.start]
             offset = position + len(block) - len(error.object) + error.start
             line += newlines.decode(before.decode(encoding, "replace"), final=True).count("\n")
-            problem = f"0x{bad:02x} is not valid {encoding}; if it is latin-1, {advice.format('latin-1')}"
+            # Windows has letters where latin-1 has control characters.
+            rest = error.object[error.start :]
+            likely = "cp1252" if any(0x80 <= byte <= 0x9F for byte in rest) else "latin-1"
+            problem = f"0x{bad:02x} is not valid {encoding}; if it is {likely}, {advice.format(likely)}"
             raise InputError(f"{name}, line {line}, byte {offset}: {problem}") from None
+        if codec.name == "iso8859-1" and not warned and (found := _CONTROLS.search(text)):
+            warned = True
+            problem = f"{found[0]!r} is a control character in {encoding}; {advice.format('cp1252')}?"
+            log.warning("%s: %s", name, problem)
         if errors == "replace" and not text.isascii():
             text, replaced = _UNDECODED.subn("\ufffd", text)
             report.replaced_bytes += replaced
@@ -296,6 +312,7 @@ def _wide_encoding(block: bytes) -> str | None:
 
 
 _UNDECODED = re.compile("[\udc80-\udcff]")
+_CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")
 
 
 def good_lines(blocks: Iterable[str], name: str, report: ReadReport) -> Iterator[str]:

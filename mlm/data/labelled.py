@@ -11,10 +11,10 @@ N examples, C classes.
 
 import hashlib
 import logging
-import math
-import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,17 +26,24 @@ from mlm.config.finetune import LabelledConfig
 from mlm.config.model import LabelType
 from mlm.counter import uniform
 from mlm.data.formats import ReadReport, format_of, open_file, readable, split_lines, text_blocks
+from mlm.data.labels import (
+    NO_CLASS,
+    Cell,
+    holds,
+    is_missing,
+    label_array,
+    label_names,
+    label_numbers,
+    sort_labels,
+)
 from mlm.data.sources import data_set_rows, is_data_set
-from mlm.data.tables import ARROW_FORMATS, Row, arrow_rows, text_rows
+from mlm.data.tables import ARROW_FORMATS, Row, arrow_rows, joined, paths_of, text_rows, value_at
 from mlm.files import shorten
 
+FEW_EXAMPLES = 30  # of validation; with fewer a warning says that scores mean little
 MANY_CLASSES = 100  # from so many a warning asks whether the labels are numbers
 TABLE_FORMATS = "csv, tsv, jsonl, json, parquet and arrow"
-NO_CLASS = "-1"  # written by data sets in place of a secret label
-WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,99}")  # sorted by value; longer ones are sorted as text
-UNWRITABLE = re.compile(r"[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # they break lines, tables and files
 
-Cell = tuple[str, Any]  # place of a value ("a.csv, row 3 (line 4): label"), and the value
 
 log = logging.getLogger(__name__)
 
@@ -101,15 +108,16 @@ class Table:
     name: str
     rows: list[Row]  # place ("row 3 (line 4)") and cells of each row, at least one
 
-    @property
+    @cached_property
     def columns(self) -> list[str]:
         """All columns, in the order of their first row."""
-        return list(dict.fromkeys(key for _, row in self.rows for key in row))
+        return list(dict.fromkeys(path for _, row in self.rows for path in paths_of(row)))
 
     def texts(self, column: str, option: str) -> list[str]:
         """Return the cells of a column of texts, which the flag `option` sets; they may be empty."""
         texts = []
-        for place, value in self.cells(column, option):
+        for place, cell in self.cells(column, option):
+            value = joined(cell)
             if not isinstance(value, str):
                 found = "is missing" if value is None else f"is {str(value)[:60]!r}, which is not text"
                 raise InputError(f"{place} {found}")
@@ -121,7 +129,23 @@ class Table:
         if column not in self.columns:
             remedy = f"; name it with {option}" if option else ""
             raise InputError(f"{self.name}: has no column {column}, but {shorten(self.columns)}{remedy}")
-        return [(f"{self.name}, {place}: {column}", row.get(column)) for place, row in self.rows]
+        return [(f"{self.name}, {place}: {column}", value_at(row, column)) for place, row in self.rows]
+
+    def label_columns(self, column: str) -> list[str]:
+        """Return the columns that `a,b,c` names, one for each label; empty if it is one column."""
+        names = [name.strip() for name in column.split(",")]
+        return names if column not in self.columns and {*names} <= {*self.columns} else []
+
+    def label_cells(self, column: str, option: str) -> list[Cell]:
+        """Return place and label of each row: of a column, or as a list of those of `a,b,c` that hold."""
+        names = self.label_columns(column)
+        if not names:
+            return self.cells(column, option)
+        found: list[Cell] = [(f"{self.name}, {place}: {column}", []) for place, _ in self.rows]
+        for name in names:
+            for (_, labels), cell in zip(found, self.cells(name, option), strict=True):
+                labels += [name] if holds(cell) else []
+        return found
 
 
 def read_table(path: str, encoding: str = "utf-8", option: str = "--encoding") -> Table:
@@ -173,8 +197,32 @@ def read_task(config: LabelledConfig) -> LabelledTask:
         table, test = _read(config, config.test)
         if _is_labelled(config, table):
             test = replace(test, labels=_labels(config, table, labels)[1])
+    report_overlap(train, validation, test)
     name = Path(config.train).name.partition(".")[0]
     return LabelledTask(name, config.label_type, labels, train, validation, where, test)
+
+
+def report_overlap(train: Examples, validation: Examples, test: Examples | None) -> None:
+    """Warn of texts with several labels, of texts in several parts, and of too few examples to score."""
+    known = text_hashes(train)
+    assert train.labels is not None, "training examples have labels"
+    assert validation.labels is not None, "validation examples have labels"
+    by_text: dict[int, set[bytes]] = defaultdict(set)
+    for text, label in zip(known.tolist(), train.labels, strict=True):
+        by_text[text].add(label.tobytes())
+    if conflicts := sum(len(labels) > 1 for labels in by_text.values()):
+        log.warning("%d of %d texts of training have more than one label", conflicts, len(by_text))
+    for name, part in (("validation", validation), ("test", test)):
+        if part is not None and (shared := int(np.isin(text_hashes(part), known).sum())):
+            text = "%d of %d %s texts are in training too: their scores show what was learnt by heart"
+            log.warning(text, shared, len(part), name)
+    if len(validation) < FEW_EXAMPLES:
+        text = "only %d validation examples: their scores are hardly more than chance"
+        log.warning(text, len(validation))
+    if train.labels.ndim == 1 and train.labels.dtype.kind != "f":
+        classes = np.unique(train.labels)
+        if absent := len(np.setdiff1d(classes, validation.labels)):
+            log.warning("%d of %d classes have no validation example", absent, len(classes))
 
 
 def _read(config: LabelledConfig, path: str) -> tuple[Table, Examples]:
@@ -188,12 +236,13 @@ def _labels(
 ) -> tuple[tuple[str, ...], npt.NDArray[Any]]:
     """Return the names of the classes, `labels` or else all in the table, and the labels of its rows."""
     column, is_set = config.label_column, config.label_type == "multilabel"
-    cells = table.cells(column, "--data.label_column")
+    cells = (table.label_cells if is_set else table.cells)(column, "--data.label_column")
     if config.label_type == "regression":
         return (column,), label_numbers(cells)
     names = label_names(cells, config.label_separator if is_set else None)
     if not labels:
-        labels = sort_labels([name for row in names for name in row])
+        labels = tuple(table.label_columns(column)) if is_set else ()
+        labels = labels or sort_labels([name for row in names for name in row])
         if is_set and not labels:
             raise InputError(f"{table.name}: no row has a {column}; nothing can be learnt")
         if not is_set and len(labels) < 2:
@@ -207,7 +256,9 @@ def _labels(
 def _is_labelled(config: LabelledConfig, table: Table) -> bool:
     """Return whether the rows of a test file have labels, so that it can be scored."""
     unknown = {"", NO_CLASS} if config.label_type == "classification" else {""}
-    values = [row.get(config.label_column) for _, row in table.rows]
+    if config.label_type == "multilabel" and table.label_columns(config.label_column):
+        return True
+    values = [value_at(row, config.label_column) for _, row in table.rows]
     missing = [is_missing(value) or str(value).strip() in unknown for value in values]
     # A text may have no label at all, but a whole file without any was never labelled.
     if not (all if config.label_type == "multilabel" else any)(missing):
@@ -229,6 +280,11 @@ def hold_out(examples: Examples, fraction: float, name: str) -> tuple[Examples, 
     for members in _members(labels):
         if held_out[members].all():
             held_out &= ~members
+    for members in _members(labels) if labels.dtype.kind != "f" else ():  # every class is scored if it can be
+        lowest = np.unique(share[members])
+        if len(lowest) > 1 and not held_out[members].any():
+            more = held_out | (share == lowest[0])
+            held_out = held_out if any(more[others].all() for others in _members(labels)) else more
     if not held_out.any():  # the first text in the order of hashes without which no class is empty
         texts = (share == value for value in np.unique(share))
         fits = (text for text in texts if all((members & ~text).any() for members in _members(labels)))
@@ -254,91 +310,3 @@ def text_hashes(examples: Examples) -> npt.NDArray[np.uint64]:
     contents = (f"{text}\0{pair}" for text, pair in zip(examples.texts, pairs, strict=True))
     hashes = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8) for text in contents]
     return np.frombuffer(b"".join(found.digest() for found in hashes), "<u8").astype(np.uint64)
-
-
-def sort_labels(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the distinct names in the order of their ids: sorted, whole numbers by value."""
-    distinct = sorted(set(names))
-    if all(WHOLE_NUMBER.fullmatch(name) for name in distinct):
-        distinct.sort(key=int)
-    return tuple(distinct)
-
-
-def label_names(cells: Sequence[Cell], separator: str | None) -> list[list[str]]:
-    """Return the names of each row's labels; refuse rows with a missing or invalid one, or with -1.
-
-    With a `separator` a row may have any number of labels, in one text or a list; without, it has one.
-    """
-    rows = []
-    for where, value in cells:
-        if separator is None:
-            rows.append([_name(value, where)])
-            continue
-        if is_missing(value):
-            raise InputError(f"{where} is missing; leave it empty, or write [], for a text without labels")
-        if isinstance(value, str):
-            value = [part for part in value.split(separator) if part.strip()]
-        names = [_name(entry, where) for entry in (value if isinstance(value, list) else [value])]
-        for name in names:
-            if separator in name:
-                problem = f"{where} {name} has {separator} in it, which separates labels"
-                raise InputError(f"{problem}; choose another label_separator")
-        rows.append(names)
-    return rows
-
-
-def is_missing(value: Any) -> bool:
-    """Return whether a cell is null, or NaN, which is how pandas writes null."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def _name(value: Any, where: str) -> str:
-    if isinstance(value, list | dict):
-        raise InputError(f"{where} is {str(value)[:60]!r}, not one name; lists are for label_type multilabel")
-    if isinstance(value, bytes):
-        raise InputError(f"{where} is {value[:20]!r}, bytes and not text; store the column as text")
-    name = str(value).lower() if isinstance(value, bool) else "" if is_missing(value) else str(value).strip()
-    if not name:
-        raise InputError(f"{where} is missing")
-    if name == NO_CLASS:
-        raise InputError(f"{where} is -1, which means 'no label'; leave the row out, or rename the class")
-    if found := UNWRITABLE.search(name):
-        rule = f"a label is one line of text and cannot contain {found[0]!r}; replace that character"
-        raise InputError(f"{where} is {name[:60]!r}: {rule}")
-    return name
-
-
-def label_array(
-    names: list[list[str]], labels: Sequence[str], label_type: LabelType, cells: list[Cell], known: str
-) -> npt.NDArray[Any]:
-    """Return the ids of the classes in `names`, (N,) int64, or for multilabel (N, C) bool.
-
-    Refuses a name that is not among the `labels` of the owner `known`; `cells` have the places of the rows.
-    """
-    ids = {label: number for number, label in enumerate(labels)}
-    for (place, _), row in zip(cells, names, strict=True):
-        for name in row:
-            if name not in ids:
-                raise InputError(f"{place} {name} is not among the labels {known}: {shorten(labels)}")
-    if label_type == "classification":
-        return np.array([ids[row[0]] for row in names], np.int64)
-    has = np.zeros((len(names), len(labels)), bool)
-    for number, of_row in enumerate(names):
-        has[number, [ids[name] for name in of_row]] = True
-    return has
-
-
-def label_numbers(cells: Sequence[Cell]) -> npt.NDArray[np.float64]:
-    """Return the finite number of each row, (N,)."""
-    numbers = []
-    for place, value in cells:
-        try:
-            number = math.nan if isinstance(value, bool | bytes) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number):
-            found = f"is {str(value)[:60]!r}, which is not a finite number"
-            found = "is missing" if is_missing(value) else found
-            raise InputError(f"{place} {found}; regression needs one in every row")
-        numbers.append(number)
-    return np.array(numbers, np.float64)

@@ -7,8 +7,7 @@
 
 import csv
 import io
-import json
-import re
+import shlex
 import shutil
 import tempfile
 from collections import Counter, deque
@@ -21,6 +20,8 @@ import pyarrow.parquet as pq
 
 from mlm.config.errors import InputError
 from mlm.data.formats import BLOCK_BYTES, ReadReport, StoredBytes, decompressed, good_lines, one_line
+from mlm.data.json_rows import Row, json_rows, shortened
+from mlm.files import shorten
 
 ARROW_FORMATS = ("parquet", "arrow")  # their columns have types; all other tables are text
 HEAD_ROWS = 32  # rows searched for the column that holds the text
@@ -28,9 +29,8 @@ PARQUET_BYTES = 1 << 24  # about the bytes of a parquet file decoded at a time
 MAX_QUOTED = 1 << 24  # characters of a CSV row of several lines beyond which its quote counts as unclosed
 RETRIED_LINES = 100  # the same in lines after an unclosed quote: else an open quote in each row is quadratic
 ARROW_FILE = b"ARROW1\0\0"
-TAIL = 32  # characters at the end of a block that may belong to an incomplete JSON number or word
+TURN = {"role", "content"}  # keys of one turn of a chat
 
-Row = tuple[str, dict[str, Any]]  # place of a row ("line 3"), and its cells
 Choose = Callable[[pa.Schema], list[str] | None]  # the columns of a file to read; None: all
 
 
@@ -39,25 +39,58 @@ def row_documents(
 ) -> Iterator[str]:
     """Yield the text of each row that has one.
 
-    The text is in `column`, else in a column called text, else in the only one that holds words. With
+    The text is in `column`, else in a column called text, else in the only one that holds words. A column may
+    be a path in nested values, such as doc.body; a list of texts or of chat turns is one document. With
     `open_ended` later rows may have further columns, as in JSON.
     """
     head = list(islice(rows, HEAD_ROWS))
     if not head:
         return
-    columns = list(dict.fromkeys(key for _, row in head for key in row))
-    worded = [key for key in columns if any(_is_words(row.get(key)) for _, row in head)]
+    columns = list(dict.fromkeys(path for _, row in head for path in paths_of(row)))
+    worded = [path for path in columns if any(_is_words(joined(value_at(row, path))) for _, row in head)]
     wanted, found = column, not open_ended
     if column is None or not open_ended:
         column = _choose_column(name, columns, worded, column)
     report.rules[f"rows (column {column})"] += 1
     for place, row in chain(head, rows):
-        found = found or column in row
-        text = _cell_text(row.get(column), name, place, column, report)
+        value = joined(value_at(row, column))
+        found = found or value is not None or column in row
+        text = _cell_text(value, row, name, place, column, report)
         if text is not None:
             yield text
     if not found:
         _choose_column(name, columns, worded, wanted)
+
+
+def paths_of(row: dict[str, Any], depth: int = 3) -> Iterator[str]:
+    """Yield the keys of a row, and those of the mappings in it as dotted paths."""
+    for key, value in row.items():
+        yield key
+        inner = value[0] if isinstance(value, list) and value else value
+        if isinstance(inner, dict) and depth and not inner.keys() >= TURN:
+            yield from (f"{key}.{path}" for path in paths_of(inner, depth - 1))
+
+
+def value_at(row: dict[str, Any], path: str | None) -> Any:
+    """Return the value at a dotted path of a row; through a list, the values of all its entries."""
+    if path in row:
+        return row[path]
+    first, dot, rest = str(path).partition(".")
+    inner = row.get(first) if dot else None
+    if isinstance(inner, list) and inner:
+        return [value_at(one, rest) for one in inner if isinstance(one, dict)]
+    return value_at(inner, rest) if isinstance(inner, dict) else None
+
+
+def joined(value: Any) -> Any:
+    """Return the texts of a list, or the contents of chat turns, as paragraphs of one text."""
+    if isinstance(value, dict) and value.keys() >= TURN:
+        return joined(value["content"])
+    if not isinstance(value, list):
+        return value
+    parts = [joined(one.get("text") if isinstance(one, dict) and "text" in one else one) for one in value]
+    whole = all(isinstance(part, str) for part in parts)
+    return "\n".join(part for part in parts if part.strip()) if whole and parts else value
 
 
 def _choose_column(name: str, columns: list[str], worded: list[str], column: str | None) -> str:
@@ -68,14 +101,16 @@ def _choose_column(name: str, columns: list[str], worded: list[str], column: str
     number = columns.count(str(column))
     if number > 1:
         raise InputError(f"{name}: has {number} columns called {column}; rename all but one")
-    if column in columns:
+    if column in columns or column in worded:
         return column
     wanted = f"has no column {column}" if column else "cannot tell which column holds the text"
-    choices = ", ".join(_shortened(str(choice)) for choice in columns[:20])
-    example = f"--data.sources '{{path: {name}, text_column: {_shortened(str(columns[0]))}}}'"
-    raise InputError(
-        f"{name}: {wanted}; set text_column of this source to one of: {choices}; as in {example}"
-    )
+    if not worded:
+        columns = list(map(shortened, columns))
+        raise InputError(f"{name}: {wanted}, and none of its columns holds words: {shorten(columns)}")
+    choices = ", ".join(shortened(str(choice)) for choice in worded[:20])
+    example = shlex.quote(f"{{path: {name}, text_column: {shortened(str(worded[0]))}}}")
+    rule = f"set text_column of this source to one of: {choices}; as in --data.sources {example}"
+    raise InputError(f"{name}: {wanted}; {rule}")
 
 
 def _is_words(value: Any) -> bool:
@@ -89,7 +124,9 @@ def _is_words(value: Any) -> bool:
     return value.strip().lower() in ("nan", "inf", "infinity")
 
 
-def _cell_text(value: Any, name: str, place: str, column: str | None, report: ReadReport) -> str | None:
+def _cell_text(
+    value: Any, row: dict[str, Any], name: str, place: str, column: str | None, report: ReadReport
+) -> str | None:
     """Return the text of a cell; None if it has none, or is counted as a bad row."""
     report.rows += 1
     if isinstance(value, str) and value.strip():
@@ -97,13 +134,15 @@ def _cell_text(value: Any, name: str, place: str, column: str | None, report: Re
         return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
     if value is None or isinstance(value, str):
         report.rows_without_text += 1
+        why = (
+            f"has no {column}" if column not in row else f"{column} is {'null' if value is None else 'empty'}"
+        )
+        report.without_text[why] += 1
+        if not report.first_without_text:
+            report.first_without_text = f"{place} {why}; its keys: {shorten(list(row), 5)}"
     else:
-        report.bad_row(f"{name}, {place}: {column} is {_shortened(repr(value))}, which is not text")
+        report.bad_row(f"{name}, {place}: {column} is {shortened(repr(value))}, which is not text")
     return None
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def text_rows(blocks: Iterator[str], kind: str, name: str, report: ReadReport) -> Iterator[Row]:
@@ -111,133 +150,6 @@ def text_rows(blocks: Iterator[str], kind: str, name: str, report: ReadReport) -
     if kind in ("csv", "tsv"):
         return csv_rows(blocks, name, kind == "tsv", report)
     return json_rows(blocks, name, kind == "json", report)
-
-
-# ------------------------------------------------------------------------------------------------- JSON
-
-
-def json_rows(blocks: Iterator[str], name: str, array_allowed: bool, report: ReadReport) -> Iterator[Row]:
-    """Yield the objects of a JSON-lines file, or of a file that is one array; a string is its own text."""
-    first = next(blocks, "")
-    blocks = chain([first], blocks)
-    values: Iterator[tuple[str, Any]] = _json_lines(blocks, name, report)
-    if array_allowed and first.lstrip().startswith("["):
-        values = ((f"item {number}", item) for number, item in enumerate(array_items(blocks, name), 1))
-    for place, value in values:
-        if isinstance(value, str):
-            yield place, {"text": value}
-        elif isinstance(value, dict):
-            yield place, value
-        else:
-            report.bad_row(f"{name}, {place}: {_shortened(repr(value))} is not a JSON object")
-
-
-def _json_lines(blocks: Iterator[str], name: str, report: ReadReport) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(good_lines(blocks, name, report), 1):
-        if not line.strip():
-            report.blank_lines += 1
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            problem = _json_problem(error, name, number)
-            if number == 1 and line.rstrip().endswith(("{", "[", ",")):
-                problem = f"{name}, line 1: a JSON value over several lines; write one object a line "
-                problem += "(`jq -c . FILE > NEW.jsonl`), or a .json file that is one array of objects"
-            report.bad_row(problem)
-            continue
-        yield f"line {number}", value
-
-
-def _json_problem(error: Exception, name: str, line: int, column: int = 0) -> str:
-    """Return place and cause of an error in a text that begins after `column` characters of `line`."""
-    if not isinstance(error, json.JSONDecodeError):  # a number of thousands of digits, brackets as deep
-        return f"{name}, line {line}: not readable JSON: {one_line(error)}"
-    column = error.colno + (column if error.lineno == 1 else 0)
-    return f"{name}, line {line + error.lineno - 1}, column {column}: not valid JSON: {error.msg}"
-
-
-def array_items(blocks: Iterator[str], name: str) -> Iterator[Any]:
-    """Yield the items of a text that is one JSON array; memory is bounded by the longest item."""
-    text = _JsonText(blocks, name)
-    text.skip("[")
-    if not text.skip("]"):
-        yield text.value()
-        while text.skip(","):
-            yield text.value()
-        if not text.skip("]"):
-            raise text.error("Expecting ',' delimiter", text.at)
-    if text.next():
-        raise text.error("Extra data", text.at)
-
-
-class _JsonText:
-    """A JSON text given in blocks, of which only the part not yet decoded is kept."""
-
-    def __init__(self, blocks: Iterator[str], name: str):
-        self.blocks, self.name = blocks, name
-        self.text, self.at = "", 0
-        self.line, self.column = 1, 0  # place of the kept text in the file
-        self.decode = json.JSONDecoder().raw_decode
-
-    def next(self) -> str:
-        """Move to the next character that is not white space and return it; empty at the end."""
-        while True:
-            found = re.compile(r"[^ \t\n\r]").search(self.text, self.at)
-            self.at = found.start() if found else len(self.text)
-            if found or not self.read():
-                return found[0] if found else ""
-
-    def skip(self, character: str) -> bool:
-        """Skip the next character that is not white space if it is this one; return whether it was."""
-        found = self.next() == character
-        self.at += found
-        return found
-
-    def value(self) -> Any:
-        """Decode the next value."""
-        self.next()
-        while True:
-            try:
-                value, end = self.decode(self.text, self.at)
-            except json.JSONDecodeError as error:
-                if not self.may_be_cut(error.pos) or not self.read():
-                    raise self.error(error.msg, error.pos) from None
-            except (ValueError, RecursionError) as error:
-                raise InputError(_json_problem(error, self.name, self.line)) from None
-            else:
-                if end + TAIL <= len(self.text) or not self.read():
-                    self.at = end
-                    return value
-
-    def may_be_cut(self, position: int) -> bool:
-        """Return whether more text may cure an error: it is near the end, or at a string without an end."""
-        if position + TAIL > len(self.text) or self.text[position] != '"':
-            return position + TAIL > len(self.text)
-        try:
-            self.decode(self.text, position)
-        except json.JSONDecodeError as error:
-            return error.pos == position
-        return False
-
-    def read(self) -> bool:
-        """Drop the decoded text and at least double the rest; at the end change nothing and return False."""
-        blocks, size = [], 0
-        while size <= len(self.text) - self.at and (block := next(self.blocks, "")):
-            blocks.append(block)
-            size += len(block)
-        if not blocks:
-            return False
-        done, rest = self.text[: self.at], self.text[self.at :]
-        self.line += done.count("\n")
-        self.column = len(done) - done.rfind("\n") - 1 if "\n" in done else self.column + len(done)
-        self.text, self.at = "".join([rest, *blocks]), 0
-        return True
-
-    def error(self, problem: str, position: int) -> InputError:
-        """Return the error of a problem at a position of the kept text."""
-        error = json.JSONDecodeError(problem, self.text, position)
-        return InputError(_json_problem(error, self.name, self.line, self.column))
 
 
 # -------------------------------------------------------------------------------------------------- CSV
@@ -340,13 +252,29 @@ def arrow_documents(
     chosen: list[str] = []
 
     def choose(schema: pa.Schema) -> list[str]:
-        texts = [field.name for field in schema if _is_string(field.type)]
-        chosen.append(_choose_column(name, schema.names, texts, column))
-        return chosen
+        texts = [path for field in schema for path in _text_paths(field.name, field.type)]
+        nested = (
+            column is not None and column not in schema.names and column.partition(".")[0] in schema.names
+        )
+        chosen.append(str(column) if nested else _choose_column(name, schema.names, texts, column))
+        return [chosen[0] if chosen[0] in schema.names else chosen[0].partition(".")[0]]
 
     rows = arrow_rows(kind, stored, choose)
     for first in rows:  # by now the column is chosen
-        yield from row_documents(chain([first], rows), name, chosen[0], report)
+        yield from row_documents(chain([first], rows), name, chosen[0], report, open_ended=True)
+
+
+def _text_paths(name: str, kind: pa.DataType) -> Iterator[str]:
+    """Yield the paths of texts in a column: the column itself, or those of its inner fields."""
+    inner = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else kind
+    fields = {
+        inner.field(place).name: inner.field(place).type for place in range(getattr(inner, "num_fields", 0))
+    }
+    if _is_string(inner) or fields.keys() >= TURN:
+        yield name
+        return
+    for key, of in fields.items():
+        yield from _text_paths(f"{name}.{key}", of)
 
 
 def arrow_rows(kind: str, stored: io.BufferedReader, choose: Choose = lambda schema: None) -> Iterator[Row]:

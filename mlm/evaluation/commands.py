@@ -221,9 +221,10 @@ def _score_table(config: EvaluateConfig, path: str) -> dict[str, Any] | None:
 
 def _labels_of_model(table: Table, config: EvaluateConfig, classifier: ClassifierConfig) -> npt.NDArray[Any]:
     """Return the labels of a file as the model numbers them; `task_metrics` says in which form."""
-    cells = table.cells(config.label_column, "--label_column")
     if classifier.label_type == "regression":
-        return label_numbers(cells)
+        return label_numbers(table.cells(config.label_column, "--label_column"))
+    is_set = classifier.label_type == "multilabel"
+    cells = (table.label_cells if is_set else table.cells)(config.label_column, "--label_column")
     separator = config.label_separator if classifier.label_type == "multilabel" else None
     names = _as_the_model_spells(label_names(cells, separator), classifier.labels)
     return label_array(names, classifier.labels, classifier.label_type, cells, "of the model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import re
@@ -18,7 +19,8 @@ from sklearn.utils.class_weight import compute_class_weight
 from mlm.config.errors import InputError
 from mlm.config.finetune import LabelledConfig
 from mlm.data.examples import class_weights, label_counts
-from mlm.data.labelled import Examples, hold_out, read_table, read_task, read_texts, sort_labels
+from mlm.data.labelled import Examples, hold_out, read_table, read_task, read_texts
+from mlm.data.labels import sort_labels
 
 ROWS = [("quiet lane", "calm"), ("loud street", "noisy"), ("still pond", "calm"), ("market day", "busy")]
 
@@ -433,3 +435,59 @@ def test_weights_go_by_name():
     assert class_weights(["d=0.5", "b=c=4"], ("a", "b=c", "d"), ids).tolist() == [1.0, 4.0, 0.5]
     with pytest.raises(InputError, match=r"head.class_weights: e is not among the labels of training: a, d"):
         class_weights(["e=2"], ("a", "d"), ids)
+
+
+def task_of(tmp_path, train, validation=None, **options):
+    for name, text in (("train", train), ("validation", validation)):
+        if text is not None:
+            (tmp_path / f"{name}.csv").write_text(text)
+            options[name] = str(tmp_path / f"{name}.csv")
+    return read_task(LabelledConfig(**options))
+
+
+ONE_HOT = "text,rude,spam,threat\na b,1,1,0\nc d,0,0,0\ne f,0,0,1\ng h,True,no,\n"
+
+
+def test_a_column_for_each_label(tmp_path):
+    options = {"label_type": "multilabel", "label_column": "rude,spam,threat"}
+    task = task_of(tmp_path, ONE_HOT, ONE_HOT, **options)
+    assert task.labels == ("rude", "spam", "threat")
+    expected = [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0]]
+    assert task.train.labels.astype(int).tolist() == expected == task.validation.labels.astype(int).tolist()
+    with pytest.raises(InputError, match=r"row 2 .*: spam is '2'; a column that is one label holds"):
+        task_of(tmp_path, "text,rude,spam\na,1,0\nb,0,2\n", **options | {"label_column": "rude,spam"})
+    with pytest.raises(InputError, match="has no column rude,spam,threat, but"):
+        task_of(tmp_path, "text,rude\na,1\n", **options)
+
+
+@pytest.mark.parametrize("cell", ["['food', 'room']", '["room", "food"]', "room|food"])
+def test_a_list_written_as_text_is_a_list(tmp_path, cell):
+    rows = [("a b", cell), ("c d", "['food']"), ("e f", "[]"), ("g h", "")]
+    with (tmp_path / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+    path = str(tmp_path / "train.csv")
+    task = read_task(LabelledConfig(train=path, validation=path, label_type="multilabel"))
+    assert task.labels == ("food", "room")
+    assert task.train.labels.astype(int).tolist() == [[1, 1], [1, 0], [0, 0], [0, 0]]
+
+
+def test_every_class_is_held_out_if_it_can_be(tmp_path, caplog):
+    counts = {"repair": 40, "billing": 6, "praise": 4, "once": 1}
+    rows = [f"text {label} {number},{label}" for label, count in counts.items() for number in range(count)]
+    task = task_of(tmp_path, "text,label\n" + "\n".join(rows))
+    assert {task.labels[label] for label in task.validation.labels} == {"repair", "billing", "praise"}
+    assert {task.labels[label] for label in task.train.labels} == set(counts)
+    assert f"only {len(task.validation)} validation examples" in caplog.text
+    assert "1 of 4 classes have no validation example" in caplog.text
+
+
+def test_shared_texts_and_conflicting_labels_are_told(tmp_path, caplog):
+    train = "text,label\n" + "".join(f"t{number % 20},{number % 3}\n" for number in range(60))
+    validation = "text,label\n" + "".join(f"t{number},0\n" for number in range(10, 21))
+    task_of(tmp_path, train, validation)
+    assert "20 of 20 texts of training have more than one label" in caplog.text
+    assert "10 of 11 validation texts are in training too" in caplog.text
+    caplog.clear()
+    clean = "text,label\n" + "".join(f"u{number},{number % 2}\n" for number in range(60))
+    task_of(tmp_path, clean.replace("u", "t"), clean)
+    assert "training" not in caplog.text

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -11,10 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mlm.config.data import CorpusConfig, SourceConfig
 from mlm.config.errors import InputError
 from mlm.data import tables
 from mlm.data.formats import ReadReport, StoredBytes
-from mlm.data.tables import array_items, arrow_documents, csv_rows, json_rows, row_documents
+from mlm.data.json_rows import array_items, json_rows
+from mlm.data.sources import read_documents
+from mlm.data.tables import arrow_documents, csv_rows, row_documents
 
 ODD_TEXTS = ['He said "go", then\nleft', "a,b", "NA", "null", "None", "nan", "tab\there", "naïve 灯", "7"]
 
@@ -126,7 +130,7 @@ def test_column_that_comes_late_is_missing_text_before() -> None:
     [
         ('{"text": "a"}\n\n{"text":"old wall"\n{"text": "b"}', "line 3, column 19: not valid JSON"),
         ('{"text": "a"}\n{"text": 5}', "line 2: text is 5, which is not text"),
-        ('{"text": "a"}\n{"text": ["b"]}', r"line 2: text is \['b'\], which is not text"),
+        ('{"text": "a"}\n{"text": [4]}', r"line 2: text is \[4\], which is not text"),
         ('{"text": "a"}\n[1]', r"line 2: \[1\] is not a JSON object"),
         ('{"text": "a"}\n' + "[" * 100_000, "line 2: not readable JSON"),
     ],
@@ -306,7 +310,7 @@ def test_rows_are_read_as_they_are_drawn() -> None:
 def test_columns_of_one_name_are_told_apart() -> None:
     head = "id,text,text\n1,the harbour,the gull\n"
     with pytest.raises(
-        InputError, match=r"which column holds the text.*id, text \(column 2\), text \(column 3\)"
+        InputError, match=r"which column holds the text; .* one of: text \(column 2\), text \(column 3\)"
     ):
         read_csv(head)
     with pytest.raises(InputError, match=r"a: has no column text; .*text \(column 2\)"):
@@ -331,3 +335,67 @@ def test_objects_over_several_lines_are_explained(value: Any, indent: int) -> No
     else:
         with pytest.raises(InputError, match="JSON value over several lines"):
             read_json(text + "\n" + text, array=True)
+
+
+NESTED = [
+    ({"doc": {"id": 1, "body": "the harbour"}}, "doc.body", "the harbour"),
+    ({"n": 1, "meta": {"a": {"b": "far out"}}}, "meta.a.b", "far out"),
+    ({"text": ["one part", "and another", ""]}, None, "one part\nand another"),
+    ({"id": 7, "parts": ["one part", "and another"]}, None, "one part\nand another"),
+    ({"messages": [{"role": "user", "content": "why"}, {"role": "bot", "content": "so"}]}, None, "why\nso"),
+    ({"messages": [{"role": "user", "content": "why"}]}, "messages.content", "why"),
+    ({"messages": [{"role": "u", "content": [{"type": "text", "text": "why not"}]}]}, None, "why not"),
+    ({"doc.body": "as it is", "doc": {"body": "inner"}}, "doc.body", "as it is"),
+    ({"turns": [{"say": "a b"}, {"say": "c d"}]}, "turns.say", "a b\nc d"),
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(("row", "column", "expected"), NESTED)
+def test_nested_values_are_read(tmp_path, row, column, expected, kind):
+    path = tmp_path / f"a.{kind}"
+    if kind == "jsonl":
+        path.write_text(json.dumps(row) + "\n")
+    else:
+        pq.write_table(pa.Table.from_pylist([row]), path)
+    source = SourceConfig(str(path), text_column=column)
+    assert list(read_documents(source, "auto")) == [expected]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_only_columns_that_can_be_text_are_offered_and_the_advice_works(tmp_path, kind):
+    rows = [{"id": number, "doc": {"body": f"text {number} a", "title": "so so"}} for number in range(3)]
+    path = tmp_path / f"my data.{kind}"
+    if kind == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    with pytest.raises(InputError) as caught:
+        list(read_documents(SourceConfig(str(path)), "auto"))
+    assert "one of: doc.body, doc.title; as in" in str(caught.value)
+    _, value = shlex.split(str(caught.value).partition("as in ")[2])
+    (source,) = CorpusConfig(sources=value).sources
+    assert len(list(read_documents(source, "auto"))) == 3
+
+
+def test_rows_without_text_are_told_by_reason(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [{"text": "a b"}, {"body": "x"}, {"text": None, "id": 1}, {"text": " "}, {"body": "y"}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    report = ReadReport("a.jsonl")
+    assert list(read_documents(SourceConfig(str(path)), "auto", report)) == ["a b"]
+    expected = "4 of 5 rows had no text (2 has no text, 1 text is null, 1 text is empty; the first: line 2"
+    assert expected in report.summary()
+
+
+def test_bytes_of_windows_are_called_so(tmp_path, caplog):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text\n\x93caf\xe9\x94 tr\xe8s bon\n")
+    with pytest.raises(InputError, match=r"if it is cp1252, give this source its encoding, encoding: cp1252"):
+        list(read_documents(SourceConfig(str(path)), "auto"))
+    assert list(read_documents(SourceConfig(str(path), encoding="cp1252"), "auto")) == ["“café” très bon"]
+    list(read_documents(SourceConfig(str(path), encoding="latin-1"), "auto"))
+    assert "is a control character in latin-1" in caplog.text
+    path.write_bytes(b"text\ncaf\xe9\n")
+    with pytest.raises(InputError, match="if it is latin-1"):
+        list(read_documents(SourceConfig(str(path)), "auto"))

@@ -419,7 +419,7 @@ def test_task_without_files_is_made_of_the_documentation(tiny):
     finetune(config)
     summary = summary_of(config)
     assert summary["task"] == "python-docs"
-    assert list(summary["metrics"]) == ["accuracy", "matthews_correlation", "f1_macro"]
+    assert list(summary["metrics"]) == ["accuracy", "matthews_correlation", "f1_macro", "roc_auc"]
     assert summary["labels"] == ["boat", "gull", "harbour", "keeper", "lamp", "neighbour"]
 
 
