@@ -578,3 +578,12 @@ def test_special_tokens_that_are_only_in_the_vocabulary_are_recognised(tmp_path)
     loaded = load_tokenizer(tmp_path)
     assert loaded.encode("AC[MASK]G", add_special_tokens=False).ids == [5, 6, 4, 7]
     assert num_ids(loaded) == 9
+
+
+def test_offsets_of_bytes_leave_out_the_space_before_a_word():
+    tokenizer = train_tokenizer(TEXTS, CASED_BPE)
+    text = "The quiet harbour lights"
+    encoding = tokenizer.encode(text)
+    assert encoding.ids[1:-1] == encode_documents(tokenizer, [text])[0]
+    for begin, end in encoding.offsets[1:-1]:
+        assert text[begin:end] == text[begin:end].strip()

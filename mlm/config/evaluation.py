@@ -35,7 +35,7 @@ class EvaluateConfig:
     encoding: Encoding = "utf-8"
     """Text encoding of input."""
     max_length: RowLength | None = None
-    """Most tokens of an example, special ones included; null: the longest, as far as the model reads."""
+    """Most tokens of an example, special ones included; null: as many as it was trained with."""
     data: CorpusConfig = field(default_factory=CorpusConfig)
     """The text without input; the whole of it is evaluated, nothing is held out."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
@@ -78,7 +78,7 @@ class PredictConfig:
     encoding: Encoding = "utf-8"
     """Text encoding of the input."""
     max_length: RowLength | None = None
-    """Most tokens of an example, special ones included; null: the longest, as far as the model reads."""
+    """Most tokens of an example, special ones included; null: as many as it was trained with."""
     batch_size: Positive = 64
     """Examples per pass."""
     devices: Devices = "auto"
@@ -107,6 +107,6 @@ class EmbedConfig:
     normalize: bool = True
     """Scale every vector to length 1, so that a product is a cosine."""
     max_length: RowLength | None = None
-    """Most tokens of a text, special ones included; null: as many as the model reads."""
+    """Most tokens of a text, special ones included; null: as many as it was trained with."""
     batch_size: Positive = 64
     """Texts per pass."""

@@ -16,7 +16,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
@@ -64,7 +74,10 @@ def train_tokenizer(documents: Iterable[str], config: TokenizerConfig, name: str
     tokenizer = train(texts, config)
     if num_ids(tokenizer) == len(SPECIAL_TOKENS) or not any(text.strip() for text in texts):
         raise InputError(f"{name}: has no text to learn a vocabulary from")
-    tokenizer.post_processor = bert_template(tokenizer)
+    template: Any = bert_template(tokenizer)
+    if config.type == "bpe":  # the offsets of a word leave out the space before it
+        template = processors.Sequence([processors.ByteLevel(trim_offsets=True), template])
+    tokenizer.post_processor = template
     _report_equal_words(texts, tokenizer, config)
     return tokenizer
 

@@ -88,7 +88,9 @@ def fill_mask(config: FillMaskConfig) -> int:
         print(text)
         for number, candidates in enumerate(filled, start=1):
             for token, probability in candidates:
-                print(f"  mask {number}  {probability:7.2%}  {token}")
+                ids = [int(predictor.tokenizer.token_to_id(token) or 0)]
+                spelt = predictor.tokenizer.decode(ids, skip_special_tokens=False)  # bytes as characters
+                print(f"  mask {number}  {probability:7.2%}  {spelt.strip() or repr(spelt)}")
     return 0
 
 

@@ -62,8 +62,8 @@ class Predictor:
         model: model folder, or OWNER/NAME on the Hugging Face hub.
         device: such as cpu, mps or cuda:1; auto: the best available.
         batch_size: most texts a pass.
-        max_length: most tokens of a text, special ones included; None: as many as the model reads. Longer
-            texts are cut, with a warning.
+        max_length: most tokens of a text, special ones included; None: as many as it was trained with, which
+            its folder says. Longer texts are cut, with a warning.
 
     Raises:
         InputError: the folder is not a model, its tokenizer does not fit, or max_length is too large for it.
@@ -74,11 +74,12 @@ class Predictor:
     ) -> None:
         from mlm.hub import pretrained
 
-        self.device, self.batch_size, self._asked_length = device, batch_size, max_length
+        self.device, self.batch_size = device, batch_size
         self.folder = pretrained.model_folder(model)
         self.config, self.tokenizer = pretrained.read_shape(self.folder), load_tokenizer(self.folder)
         self.config.check_fit(num_ids(self.tokenizer), seq_len=1)
-        self.max_length = resolve_max_length(self.config, max_length, "max_length")
+        asked = max_length or pretrained.longest_row(self.folder, self.config)
+        self.max_length = resolve_max_length(self.config, asked, "max_length")
         self._loaded: dict[Head, Any] = {}
 
     def encode(self, examples: Examples) -> EncodedExamples:
@@ -111,18 +112,11 @@ class Predictor:
     ) -> npt.NDArray[np.float32]:
         """Return one vector a text, (N, D).
 
-        A sentence-transformers model cuts texts where it was trained to, unless max_length was given.
-
         `pooling` takes the mean over the tokens of a text, special ones included, or its first token;
         `normalize` scales each vector to length 1; `name` is for the warning about long texts.
         """
-        from mlm.hub import pretrained
-
-        trained = pretrained.read_settings(self.folder, "sentence_bert_config.json").get("max_seq_length")
-        asked = self._asked_length or (trained if isinstance(trained, int) and trained >= 8 else None)
-        longest = resolve_max_length(self.config, asked, "max_length")
-        encoded = encode_examples(self.tokenizer, _examples(texts), longest)
-        warn_truncated(encoded.num_truncated, len(encoded), name, longest)
+        encoded = encode_examples(self.tokenizer, _examples(texts), self.max_length)
+        warn_truncated(encoded.num_truncated, len(encoded), name, self.max_length)
         model = next(iter(self._loaded.values()), None) or self._model("encoder")
         compute = partial(_compute_vectors, model, pooling=pooling, normalize=normalize)
         return _run_batches(encoded, self.batch_size, compute, self.config.hidden_size, "embedding")

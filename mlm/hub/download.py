@@ -8,7 +8,10 @@ from pathlib import Path
 from mlm.config.errors import InputError
 from mlm.startup.checks import is_hub_name
 
-FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "sentence_bert_config.json"]
+FILES = [
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"),
+    *("sentence_bert_config.json", "modules.json", "1_Pooling/config.json"),
+]
 SAFE = ["model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"]
 PICKLED = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"]
 """Downloaded only if there is nothing safer; `read_tensors` opens them without running anything."""

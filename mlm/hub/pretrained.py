@@ -31,6 +31,9 @@ from mlm.model import Encoder, MaskedLM, SequenceClassifier, init_weights
 from mlm.plan import count_parameters
 
 CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
+TOKENIZER_CONFIG, SENTENCES = "tokenizer_config.json", "sentence_bert_config.json"
+MODULES, POOLING = "modules.json", "1_Pooling"
+"""How sentence-transformers makes a vector of a text: a list of modules, and the folder of one of them."""
 INDEX = ".index.json"
 """Suffix of the file that names the parts, if the weights are in several files."""
 UNTRAINED = "%s has no %s: initialised randomly, train before use"
@@ -134,6 +137,17 @@ def read_classifier(folder: str | Path) -> ClassifierConfig:
 def read_shape(folder: str | Path) -> ModelConfig:
     """Return shape and switches of the encoder in a model folder, without reading its weights."""
     return _read_config(model_folder(folder))[1]
+
+
+def longest_row(folder: str | Path, config: ModelConfig) -> int | None:
+    """Return the model_max_length of a folder, at most the model's longest row; None: no bound."""
+    bounds = (
+        read_settings(folder, TOKENIZER_CONFIG).get("model_max_length"),
+        read_settings(folder, SENTENCES).get("max_seq_length"),
+        config.max_position_embeddings,
+    )
+    known = [int(bound) for bound in bounds if isinstance(bound, int | float) and 0 < bound < 1e9]
+    return min(known, default=None)  # transformers writes 1e30 for no bound
 
 
 def read_settings(folder: str | Path, name: str) -> Json:

@@ -26,17 +26,29 @@ from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.files import recover, replacing, shorten
 from mlm.hub.families import OWN, architecture_of, family_of, missing_counterparts
 from mlm.hub.family import Family, Json
-from mlm.hub.pretrained import CONFIG, WEIGHTS, load_pretrained, read_settings
+from mlm.hub.pretrained import (
+    CONFIG,
+    MODULES,
+    POOLING,
+    SENTENCES,
+    TOKENIZER_CONFIG,
+    WEIGHTS,
+    load_pretrained,
+    read_settings,
+)
 from mlm.model.heads import UNUSED_ID_BIAS, MaskedLM, SequenceClassifier
 from mlm.plan import count_parameters
 from mlm.tokenizer import OTHER_NAMES, SpecialTokens, num_ids
 
-TOKENIZER, TOKENIZER_CONFIG, CARD = "tokenizer.json", "tokenizer_config.json", "README.md"
-FILES = {CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, CARD}
+TOKENIZER, CARD = "tokenizer.json", "README.md"
+FILES = {CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, CARD, SENTENCES, MODULES, POOLING}
 """All files of a folder that we write."""
 TOKEN_IDS = {f"{name}_token_id": name for name in ("pad", "cls", "sep", "mask")}
-TOKEN_IDS |= {"bos_token_id": "cls", "eos_token_id": "sep"}  # without these, ModernBERT's are out of range
 """Fields of config.json for token ids, and the fields of `SpecialTokens` that they repeat."""
+BOUNDARIES = {"bos": "cls", "eos": "sep"}
+"""Second names of two tokens outside of BERT's families; ModernBERT's own ids are out of range."""
+TRANSFORMERS_VERSION = "4.48.0"
+"""Oldest version of transformers with all classes that we write for."""
 CARRIED_SETTINGS = (
     *("padding_side", "truncation_side", "do_lower_case", "strip_accents", "tokenize_chinese_chars"),
     *("add_prefix_space", "clean_up_tokenization_spaces"),
@@ -91,17 +103,25 @@ def save_pretrained(
         log.warning("%s: only mlm reads this model, because %s", folder, reason)
     recover(folder)
     there = {*os.listdir(folder)} if folder.is_dir() else {folder.name} if folder.exists() else set()
-    if others := sorted(there - FILES):
-        raise InputError(f"{folder} is taken by something else ({shorten(others, 4)}); give a new one")
+    if strange := sorted(there - FILES):
+        raise InputError(f"{folder} is taken by something else ({shorten(strange, 4)}); give a new one")
     described = family.write_config(config, classifier)
     described |= {path: getattr(special, token) for path, token in TOKEN_IDS.items()}
-    settings = describe_tokenizer(tokenizer, config, model_max_length, start)
+    has_boundaries = family.model_type not in ("bert", "distilbert", "electra")
+    if has_boundaries:
+        described |= {f"{name}_token_id": getattr(special, token) for name, token in BOUNDARIES.items()}
+    described |= {"dtype": "float32", "transformers_version": TRANSFORMERS_VERSION}
+    if classifier and classifier.label_type == "regression":  # a cross-encoder's default is a sigmoid
+        described["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    settings = describe_tokenizer(tokenizer, config, model_max_length, start, has_boundaries)
+    others = {} if classifier or family is OWN else _describe_sentences(config, model_max_length, start)
     with replacing(folder, "place") as part:
         part.mkdir(parents=True)
         tensors = _their_tensors(family, model, num_tokens, config.position_offset)
         (part / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
         (part / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-        for name, content in ((CONFIG, described), (TOKENIZER_CONFIG, settings)):
+        for name, content in {CONFIG: described, TOKENIZER_CONFIG: settings, **others}.items():
+            (part / name).parent.mkdir(exist_ok=True)
             (part / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         on = "real text" if rows else "random tokens"
         if not rows:
@@ -196,14 +216,40 @@ def _stock_reader(folder: Path, stock_class: str) -> dict[str, Callable[..., Ten
     return {f"{stock_class} of transformers {transformers.__version__}": lambda **rows: theirs(**rows).logits}
 
 
+def _describe_sentences(config: ModelConfig, longest: int, start: str | Path | None) -> dict[str, Any]:
+    """Return the files by which sentence-transformers makes a vector of a text: of `start` or ours.
+
+    Ours is the mean over the tokens, of length 1, as `mlm embed` computes it.
+    """
+    length = {"max_seq_length": longest, "do_lower_case": False}
+    kept = Path(start, MODULES) if start else None
+    if start and kept and kept.exists():
+        pooling = read_settings(start, f"{POOLING}/config.json")
+        modules = json.loads(kept.read_text(encoding="utf-8"))
+        return {SENTENCES: length, MODULES: modules, f"{POOLING}/config.json": pooling}
+    kinds = {"": "Transformer", POOLING: "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(kinds.items())
+    ]
+    modes = {f"pooling_mode_{mode}_tokens": mode == "mean" for mode in ("mean", "max")}
+    modes["pooling_mode_cls_token"] = False
+    pooling = {"word_embedding_dimension": config.hidden_size, **modes}
+    return {SENTENCES: length, MODULES: modules, f"{POOLING}/config.json": pooling}
+
+
 def describe_tokenizer(
-    tokenizer: Tokenizer, config: ModelConfig, model_max_length: int, start: str | Path | None = None
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    model_max_length: int,
+    start: str | Path | None = None,
+    has_boundaries: bool = False,
 ) -> Json:
     """Return the content of tokenizer_config.json, with the CARRIED_SETTINGS of the model folder `start`."""
     special = SpecialTokens.from_tokenizer(tokenizer)
     tokens = {f"{name}_token": tokenizer.id_to_token(token) for name, token in asdict(special).items()}
-    if tokens["cls_token"] in OTHER_NAMES:  # RoBERTa has a second name for both
-        tokens |= {"bos_token": tokens["cls_token"], "eos_token": tokens["sep_token"]}
+    if has_boundaries or tokens["cls_token"] in OTHER_NAMES:  # RoBERTa has a second name for both
+        tokens |= {f"{name}_token": tokens[f"{token}_token"] for name, token in BOUNDARIES.items()}
     written = read_settings(start, TOKENIZER_CONFIG) if start else {}
     types = ["token_type_ids"] * (config.type_vocab_size > 1)
     return {
@@ -214,13 +260,6 @@ def describe_tokenizer(
         **{name: written[name] for name in CARRIED_SETTINGS if name in written},
         "model_max_length": model_max_length,
     }
-
-
-def longest_row(folder: str | Path, config: ModelConfig) -> int | None:
-    """Return the model_max_length of a folder, at most the model's longest row; None: no bound."""
-    bounds = (read_settings(folder, TOKENIZER_CONFIG).get("model_max_length"), config.max_position_embeddings)
-    known = [int(bound) for bound in bounds if isinstance(bound, int | float) and 0 < bound < 1e9]
-    return min(known, default=None)  # transformers writes 1e30 for no bound
 
 
 _STOCK_EXAMPLE = """from transformers import AutoTokenizer, {architecture}

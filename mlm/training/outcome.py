@@ -23,7 +23,8 @@ from mlm.evaluation.commands import write_predictions
 from mlm.evaluation.metrics import class_table, confusion_matrix, counts_of_classes, predicted, task_metrics
 from mlm.evaluation.predictor import arguments
 from mlm.files import write_json
-from mlm.hub.saving import longest_row, model_card, save_pretrained
+from mlm.hub.pretrained import longest_row
+from mlm.hub.saving import model_card, save_pretrained
 from mlm.model.heads import SequenceClassifier
 from mlm.model.loss import summed_label_loss
 from mlm.training.datamodule import Parts

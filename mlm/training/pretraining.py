@@ -24,8 +24,7 @@ from mlm.data.corpus import ROWS_VERSION, Corpus, prepare_corpus
 from mlm.evaluation.metrics import MaskedLMScores
 from mlm.files import write_text
 from mlm.hub.download import model_folder
-from mlm.hub.pretrained import load_masked_lm
-from mlm.hub.saving import TOKENIZER_CONFIG
+from mlm.hub.pretrained import TOKENIZER_CONFIG, load_masked_lm
 from mlm.launch import is_first_process
 from mlm.model.adapt import extend_vocabulary
 from mlm.model.heads import MaskedLM, rule_out_unused_ids

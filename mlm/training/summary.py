@@ -19,7 +19,8 @@ from mlm.data.collate import Rows, build_masking
 from mlm.data.corpus import Corpus
 from mlm.evaluation.metrics import frozen_batches, score_batches
 from mlm.files import write_json
-from mlm.hub.saving import longest_row, model_card, save_pretrained
+from mlm.hub.pretrained import longest_row
+from mlm.hub.saving import model_card, save_pretrained
 from mlm.launch import command_for
 from mlm.model.heads import MaskedLM
 from mlm.plan import count_parameters

@@ -23,8 +23,8 @@ from transformers import (
 
 from mlm.config.errors import DiskError, InputError
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.hub import load_classifier, load_pretrained, save_pretrained
-from mlm.model import MaskedLM
+from mlm.hub import load_classifier, load_pretrained, longest_row, save_pretrained
+from mlm.model import MaskedLM, SequenceClassifier
 from mlm.tokenizer import SpecialTokens
 
 MODERN = ModelConfig(
@@ -46,7 +46,10 @@ CLASSIC = replace(
     mlp_bias=True,
     head_bias=True,
 )
-FILES = ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+FILES = [
+    *("1_Pooling", "README.md", "config.json", "model.safetensors", "modules.json"),
+    *("sentence_bert_config.json", "tokenizer.json", "tokenizer_config.json"),
+]
 
 
 @pytest.fixture
@@ -166,7 +169,7 @@ def test_failed_check_leaves_what_was_there(folder, model, tokenizer):
 def test_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, tokenizer, written, width):
     model = MaskedLM(replace(MODERN, hidden_size=width, num_attention_heads=1, num_hidden_layers=1))
     folder = save_pretrained(tmp_path / "model", model, tokenizer, 32, "# Card")
-    before = {name: (folder / name).read_bytes() for name in FILES}
+    before = {name: (folder / name).read_bytes() for name in FILES[1:]}
     order = ["config.json", "model.safetensors", "tokenizer.json"]
     assert all(len(before[name]) < len(before[written]) for name in order[: order.index(written)])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -176,7 +179,7 @@ def test_full_disk_is_one_line_and_leaves_what_was_there(tmp_path, tokenizer, wr
             save_pretrained(folder, model, tokenizer, 32, "# New")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert {name: (folder / name).read_bytes() for name in FILES} == before
+    assert {name: (folder / name).read_bytes() for name in FILES[1:]} == before
     assert os.listdir(tmp_path) == ["model"]
 
 
@@ -412,3 +415,46 @@ def test_classes_of_a_classifier_are_taken_over_by_name(model, tokenizer, tmp_pa
     folder = save_pretrained(tmp_path / "nameless", load_classifier(folder, nameless), tokenizer, 16, "")
     load_classifier(folder, theirs)
     assert "does not name its classes; its last layer is left out" in caplog.text
+
+
+@pytest.mark.parametrize("config", [MODERN, CLASSIC], ids=["modern", "classic"])
+def test_config_and_tokenizer_name_the_same_tokens(config, tmp_path, tokenizer):
+    folder = save_pretrained(tmp_path / "model", MaskedLM(config), tokenizer, 32, "")
+    written = json.loads((folder / "config.json").read_text())
+    theirs = AutoTokenizer.from_pretrained(folder)
+    for name in ("bos", "eos", "pad", "cls", "sep", "mask"):
+        assert written.get(f"{name}_token_id") == getattr(theirs, f"{name}_token_id"), name
+    assert (written["dtype"], written["transformers_version"]) == ("float32", "4.48.0")
+
+
+def test_sentence_vectors_are_described_as_mlm_embed_makes_them(folder):
+    modules = json.loads((folder / "modules.json").read_text())
+    assert [one["type"].rpartition(".")[2] for one in modules] == ["Transformer", "Pooling", "Normalize"]
+    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    assert [name for name, value in pooling.items() if value is True] == ["pooling_mode_mean_tokens"]
+    assert pooling["word_embedding_dimension"] == MODERN.hidden_size
+    assert json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"] == 32
+
+
+def test_how_sentence_vectors_are_made_is_carried_over(folder, model, tokenizer, tmp_path):
+    modules = json.loads((folder / "modules.json").read_text())[:2]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    pooling = {"word_embedding_dimension": MODERN.hidden_size, "pooling_mode_cls_token": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
+    assert longest_row(folder, MODERN) == 20
+    other = save_pretrained(tmp_path / "other", model, tokenizer, 20, "", start=folder)
+    assert json.loads((other / "modules.json").read_text()) == modules
+    assert json.loads((other / "1_Pooling" / "config.json").read_text()) == pooling
+
+
+def test_a_score_is_not_squashed_by_a_cross_encoder(tmp_path, tokenizer):
+    folder = tmp_path / "model"
+    for head, expected in (
+        (ClassifierConfig(("stars",), "regression"), "torch.nn.modules.linear.Identity"),
+        (ClassifierConfig(("no", "yes")), None),
+    ):
+        save_pretrained(folder, SequenceClassifier(MODERN, head), tokenizer, 32, "")
+        written = json.loads((folder / "config.json").read_text())
+        assert written.get("sentence_transformers", {}).get("activation_fn") == expected
+        assert not (folder / "modules.json").exists()
