@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Configuration or data the user has to change; names what, where, which value and what to do.
+    """Configuration or data the user has to change; one line that names place, value, rule and remedy.
 
     Args:
         message: one line.

@@ -2,8 +2,7 @@
 
 - a file is named by its path, or a shipped one by its stem (`bert-mini`), from any folder
 - YAML's own guesses are not used (to it `1e-4` is a string, `no` is false and `0010` is 8): every scalar
-  stays the text that was written, and `values.py` reads that text as the type of its field
-- a key that occurs twice in a mapping is an error, as is invalid YAML; both name file and line
+  stays the text that was written, and `schema.py` reads that text as the type of its field
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ def shipped_names(kind: str) -> list[str]:
 
 
 def find_config(name: str, kind: str, relative_to: Path | None = None) -> Path:
-    """Return the file that `name` means.
+    """Return the file of a path or of the stem of a shipped file.
 
     Args:
-        name: a path, or the stem of a shipped file.
+        name: the path or stem.
         kind: sub-folder of the shipped files that is searched first (`pretrain`, `model`, ...).
         relative_to: folder that a relative path starts from; None: the working directory.
 
@@ -55,7 +54,7 @@ def find_config(name: str, kind: str, relative_to: Path | None = None) -> Path:
 
 
 def load_yaml(path: Path) -> yaml.Node | None:
-    """Return the node tree of a file; None when it is empty.
+    """Return the node tree of a file; None if it is empty.
 
     Raises:
         InputError: unreadable, not UTF-8 or not YAML; names file and line or byte.
@@ -69,7 +68,7 @@ def load_yaml(path: Path) -> yaml.Node | None:
 
 
 def parse_yaml(text: str, where: str) -> yaml.Node | None:
-    """Return the node tree of a text; None when it is empty.
+    """Return the node tree of a text; None if it is empty.
 
     Args:
         text: YAML.
@@ -81,8 +80,10 @@ def parse_yaml(text: str, where: str) -> yaml.Node | None:
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
+        marks = [mark for mark in (error.context_mark, error.problem_mark) if mark is not None]
+        begin = min((mark.index for mark in marks), default=0)
+        hint = "; quote a text that starts with *" if text[begin:].startswith("*") else ""
         place = _place(where, error.problem_mark.line if error.problem_mark else None)
-        hint = "; quote a text that starts with *" if text[_offset(error) :].startswith("*") else ""
         raise InputError(f"{place}not valid YAML: {error.problem}{hint}") from None
     except yaml.YAMLError as error:
         raise InputError(f"{_place(where)}not valid YAML: {error}") from None
@@ -104,10 +105,8 @@ def mapping_items(node: yaml.Node | None, where: str) -> Iterator[tuple[str, yam
     for key_node, value in node.value:
         key, place = str(key_node.value), _place(where, key_node.start_mark.line)
         if key in places:
-            first = places[key].removesuffix(": ")
-            raise InputError(
-                f"{place}{key} is given twice{f' (first in {first})' if first else ''}; keep one"
-            )
+            first = f" (first in {places[key].removesuffix(': ')})" if where else ""
+            raise InputError(f"{place}{key} is given twice{first}; keep one")
         places[key] = place
         yield key, value, place
 
@@ -137,12 +136,6 @@ def _tree(node: yaml.Node | None, where: str) -> Tree:
 def _is_null(node: yaml.Node) -> bool:
     plain = isinstance(node, yaml.ScalarNode) and node.style is None
     return plain and node.value in ("", "~", "null", "Null", "NULL")
-
-
-def _offset(error: yaml.MarkedYAMLError) -> int:
-    """Return where in the text the mistake begins."""
-    marks = [mark.index for mark in (error.context_mark, error.problem_mark) if mark is not None]
-    return min(marks, default=0)
 
 
 def _place(where: str, line: int | None = None) -> str:

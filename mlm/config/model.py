@@ -112,11 +112,11 @@ class ModelConfig:
         fits = " or ".join(str(size) for size in (below, below + heads) if size)
         rule = f"must be a multiple of model.num_attention_heads={heads}; try {fits}"
         require(hidden % heads == 0, "model.hidden_size", hidden, rule)
-        odd = self.position_embedding == "rotary" and (hidden // heads) % 2
         rule = (
             f"with model.num_attention_heads={heads} gives heads of odd width {hidden // heads}; rotary "
             "positions turn pairs, so make it even"
         )
+        odd = self.position_embedding == "rotary" and (hidden // heads) % 2
         require(not odd, "model.hidden_size", hidden, rule)
 
     def _check_combinations(self) -> None:
@@ -126,12 +126,12 @@ class ModelConfig:
         odd = self.position_embedding == "sinusoidal" and width % 2
         rule = f"pairs sines with cosines, so the embeddings' width {width} must be even"
         require(not odd, "model.position_embedding", self.position_embedding, rule)
-        direct = self.tie_word_embeddings and not self.head_transform and width != self.hidden_size
         rule = (
             "with model.tie_word_embeddings=True needs model.head_transform=True, which leads back from "
             f"model.hidden_size={self.hidden_size}"
         )
-        require(not direct, "model.embedding_size", self.embedding_size, rule)
+        fits = not self.tie_word_embeddings or self.output_width == width
+        require(fits, "model.embedding_size", self.embedding_size, rule)
 
     @property
     def gated(self) -> bool:
@@ -171,11 +171,7 @@ class ModelConfig:
         return layer % self.global_attn_every_n_layers > 0
 
     def resolve(self, tokenizer_size: int, seq_len: int) -> ModelConfig:
-        """Return a copy whose `vocab_size` and `max_position_embeddings` are numbers.
-
-        Raises:
-            InputError: the vocabulary or the rows do not fit into numbers that the user fixed.
-        """
+        """Return a copy whose `vocab_size` and `max_position_embeddings` are numbers; see `check_fit`."""
         resolved = replace(
             self,
             vocab_size=self.vocab_size or -(-tokenizer_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
@@ -185,17 +181,11 @@ class ModelConfig:
         return resolved
 
     def check_fit(self, tokenizer_size: int, seq_len: int) -> None:
-        """Check that a vocabulary and rows of `seq_len` tokens fit into the tables.
-
-        Raises:
-            InputError: names both sizes.
-        """
+        """Raise InputError unless a vocabulary and rows of `seq_len` tokens fit into the tables."""
         size, longest = self.vocab_size, self.max_position_embeddings
         rule = f"is smaller than the tokenizer, which has {tokenizer_size} entries"
         require(size is None or size >= tokenizer_size, "model.vocab_size", size, rule)
-        rule = (
-            f"is longer than model.max_position_embeddings={longest}; set data.seq_len to at most {longest}"
-        )
+        rule = f"is longer than model.max_position_embeddings={longest}; use {longest} at most"
         require(longest is None or seq_len <= longest, "data.seq_len", seq_len, rule)
 
 

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mlm.config.commands import PretrainConfig, RunConfig
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig, RunConfig
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.parse import build_config, locate, read_words
-from mlm.config.values import nearest
+from mlm.config.schema import nearest
 from mlm.launch import is_first_process, wait_for_first_process
 from mlm.startup.checks import check_files, check_run
 from mlm.startup.runs import choose_model, choose_name, with_stored_keys
@@ -31,16 +31,13 @@ HELP = {"-h", "--help"}
 KINDS: dict[str, type[RunConfig]] = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
 
 
-def parse_config(
-    cls: type[C], argv: Sequence[str] | None = None, *, prog: str, positional: str | None = None
-) -> C:
+def parse_config(cls: type[C], argv: Sequence[str] | None = None, *, prog: str) -> C:
     """Return the configuration that a command line asks for; a mistake ends the program in one line.
 
     Args:
         cls: dataclass of the command.
         argv: the command line without the program; None: the one of this process.
         prog: name of the program in messages.
-        positional: the key that takes the words given without a flag; None: there is none.
 
     Raises:
         SystemExit: 0 after `--help`, 2 after a mistake, whose line is on stderr.
@@ -49,24 +46,28 @@ def parse_config(
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # what the screen cannot show must not end the run
-    if HELP & set(words):
-        from mlm.config.help import format_help
-
-        print(format_help(cls, prog, positional), end="")
-        raise SystemExit(0)
     with one_line_errors(prog):
-        return _configure(cls, words, positional, is_run=True)
+        check_platform()
+        if HELP & set(words):
+            from mlm.config.help import format_help
+
+            print(format_help(cls, prog), end="")
+            raise SystemExit(0)
+        return _configure(cls, words, is_run=True)
+
+
+def check_platform() -> None:
+    """Raise InputError on Windows, which has neither the file locks nor the signals that runs rely on."""
+    if sys.platform == "win32":
+        raise InputError("mlm runs on Linux and macOS; on Windows, use WSL")
 
 
 def load_config(kind: str, *words: str) -> Any:
     """Return the configuration of a run from the words of its command line, without making a run folder.
 
     Args:
-        kind: `pretrain` or `finetune`.
+        kind: `pretrain` for a PretrainConfig, `finetune` for a FinetuneConfig.
         words: as after `python train.py`, such as `--trainer.max_steps=60`.
-
-    Returns:
-        A PretrainConfig or FinetuneConfig.
 
     Raises:
         InputError: a mistake in the words, the files of `--config` or the files that these name.
@@ -75,11 +76,11 @@ def load_config(kind: str, *words: str) -> Any:
         raise InputError(f"kind={kind} is neither pretrain nor finetune{nearest(kind, list(KINDS))}")
     if HELP & set(words):
         raise InputError(f"--help is for the command line; see `mlm {kind} --help`")
-    return _configure(KINDS[kind], words, None, is_run=False)
+    return _configure(KINDS[kind], words, is_run=False)
 
 
-def _configure(cls: type[C], words: Sequence[str], positional: str | None, is_run: bool) -> C:
-    line = read_words(cls, words, positional)
+def _configure(cls: type[C], words: Sequence[str], is_run: bool) -> C:
+    line = read_words(cls, words)
     try:
         if issubclass(cls, RunConfig):
             line = with_stored_keys(cls, line)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -13,12 +12,11 @@ from typing import Any
 
 import yaml
 
+from mlm.config.commands import RunConfig
 from mlm.config.errors import InputError, WrongType, require
-from mlm.config.experiment import PretrainConfig, RunConfig
 from mlm.config.finetune import SCRATCH, FinetuneConfig
-from mlm.config.keys import Given, Keys, read_file
-from mlm.config.parse import CommandLine, build_config
-from mlm.config.values import from_text
+from mlm.config.parse import CommandLine, Given, Keys, build_config, read_file
+from mlm.config.schema import from_text, nearest
 from mlm.launch import command_for, is_first_process, launched
 from mlm.startup.checks import is_model
 
@@ -32,9 +30,6 @@ def choose_name(config: RunConfig, stem: str) -> None:
     Raises:
         InputError: a launcher started several processes without a name, so each would make its own.
     """
-    # The recipe `adapt` continues another model; without one it would train from scratch at a low rate.
-    starts = bool(config.resume or config.init or config.branch) if type(config) is PretrainConfig else True
-    require(stem != "adapt" or starts, "init", "null", "leaves --config adapt without a model to adapt")
     if config.name is None and RUN_NAME in os.environ:
         config.name = replace(config, name=os.environ[RUN_NAME]).name
     if config.name is not None or config.resume:
@@ -59,15 +54,15 @@ def with_stored_keys(cls: type[RunConfig], line: CommandLine) -> CommandLine:
     wanted = build_config(
         RunConfig, {key: given[key] for key in ("name", "runs_dir", "resume") if key in given}
     )
-    if not wanted.resume:
-        return line._replace(given=_branched_keys(given, keys, Path(wanted.runs_dir)) | line.given)
     runs_dir, name = Path(wanted.runs_dir), wanted.name or os.environ.get(RUN_NAME)
+    if not wanted.resume:
+        return line._replace(given=_branched_keys(given, keys, runs_dir) | line.given)
     if wanted.resume == "auto":
         if name is None:
             raise WrongType("resume: auto needs a --name: which run to start or to continue", "resume")
         if not (runs_dir / name).exists():
             return line._replace(flags=line.flags | {"resume": Given("false")})
-    folder = run_to_resume(cls, runs_dir, name)
+    folder = _run_to_resume(cls, runs_dir, name)
     stored = read_file(folder / "config.yaml", keys) if (folder / "config.yaml").exists() else {}
     if not stored and wanted.resume != "auto":
         hint = "is not a run folder, because it has no config.yaml, or an empty one"
@@ -101,38 +96,42 @@ def _branched_keys(given: dict[str, Given], keys: Keys, runs_dir: Path) -> dict[
     return {key: value for key, value in stored.items() if key not in left} | vocabulary
 
 
-def run_to_resume(cls: type[RunConfig], runs_dir: Path, name: str | None) -> Path:
-    """Return the run folder to continue: the one named, else the newest of this command without a summary.
-
-    Raises:
-        InputError: none was named and none is unfinished, or the named one does not exist.
-    """
+def _run_to_resume(cls: type[RunConfig], runs_dir: Path, name: str | None) -> Path:
+    """Return the run folder to continue: the one named, else the newest of this command without a summary."""
     if name is not None:
         if not (runs_dir / name).is_dir():
-            fix = _similar(runs_dir, name) or "a new run needs no --resume"
-            raise InputError(f"--resume: there is not a run folder {runs_dir / name}; {fix}")
+            fix = nearest(name, _names(runs_dir)) or "; a new run needs no --resume"
+            raise InputError(f"--resume: there is not a run folder {runs_dir / name}{fix}")
         return runs_dir / name
-    configs = [
-        path
-        for path in runs_dir.glob("*/config.yaml")
-        if not (path.parent / "summary.json").exists() and _has_group(path, cls.own_group)
-    ]
-    if not configs:
+    found = _newest(
+        runs_dir,
+        "config.yaml",
+        lambda folder, values: cls.own_group in values and not (folder / "summary.json").exists(),
+    )
+    if found is None:
         raise InputError(f"--resume: {runs_dir} holds no unfinished run; name one with --name")
-    return max(configs, key=lambda path: path.stat().st_mtime_ns).parent
+    return found
 
 
-def _has_group(config: Path, group: str) -> bool:
-    """Return whether a configuration file has a group of keys; a damaged file has none."""
-    try:
-        values = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return False
-    return isinstance(values, dict) and group in values
+def _names(runs_dir: Path) -> list[str]:
+    return [path.name for path in runs_dir.glob("*/")]
+
+
+def _newest(runs_dir: Path, file: str, fits: Callable[[Path, dict[str, Any]], bool]) -> Path | None:
+    """Return the run folder that fits and whose `file`, YAML or JSON, changed last; damaged files do not."""
+    found = []
+    for path in runs_dir.glob(f"*/{file}"):
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue
+        if isinstance(values, dict) and fits(path.parent, values):
+            found.append(path)
+    return max(found, key=lambda path: path.stat().st_mtime_ns).parent if found else None
 
 
 def find_branch(runs_dir: Path, branch: str) -> tuple[Path, Path]:
-    """Return what `branch` names, a run folder or a checkpoint file, and the run folder it belongs to.
+    """Return the run folder or checkpoint file of a name, and the run folder it belongs to.
 
     Raises:
         InputError: it is neither; says where it was looked for.
@@ -143,14 +142,8 @@ def find_branch(runs_dir: Path, branch: str) -> tuple[Path, Path]:
             return path, path
         if path.is_file():
             return path, path.absolute().parent.parent
-    fix = _similar(runs_dir, branch) or f"looked for {' and '.join(map(str, places))}"
-    raise InputError(f"branch={branch} is neither a run nor a checkpoint: {fix}", "branch")
-
-
-def _similar(runs_dir: Path, name: str) -> str:
-    """Return a question with the names of runs like this one; empty: there are none."""
-    close = difflib.get_close_matches(name, [path.name for path in runs_dir.glob("*/")], 3)
-    return f"did you mean {' or '.join(close)}?" if close else ""
+    fix = nearest(branch, _names(runs_dir)) or f"; looked for {' and '.join(map(str, places))}"
+    raise InputError(f"branch={branch} is neither a run nor a checkpoint{fix}", "branch")
 
 
 def choose_model(config: FinetuneConfig) -> None:
@@ -179,21 +172,15 @@ def newest_pretrained_model(runs_dir: str, key: str = "model") -> str:
     Raises:
         InputError: there is none; says what makes one.
     """
-    finished = [path for path in Path(runs_dir).glob("*/summary.json") if _is_finished_pretraining(path)]
-    if not finished:
+    found = _newest(
+        Path(runs_dir),
+        "summary.json",
+        lambda folder, facts: "task" not in facts and (folder / "model" / "config.json").is_file(),
+    )
+    if found is None:
         raise InputError(
             f"{key}=null: {runs_dir} holds no finished pretraining run; run "
             f"{command_for('train.py')} first, or name a model folder with --{key}",
             key,
         )
-    return str(max(finished, key=lambda path: path.stat().st_mtime_ns).parent / "model")
-
-
-def _is_finished_pretraining(summary: Path) -> bool:
-    """Tell the run of an encoder, with a model to start from, from one that fine-tuned it."""
-    try:
-        facts: Any = json.loads(summary.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    has_model = (summary.parent / "model" / "config.json").is_file()
-    return has_model and isinstance(facts, dict) and "task" not in facts
+    return str(found / "model")

@@ -14,8 +14,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from mlm.config.commands import PretrainConfig
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig
 from mlm.config.model import ModelConfig
 from mlm.config.parse import from_plain, to_plain
 from mlm.data.collate import MaskedBatch

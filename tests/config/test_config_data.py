@@ -64,7 +64,7 @@ def test_sources_that_are_not(path, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("encoding", ["utf-9", "hex", "rot13", "base64", "zlib", "a\0b", ""])
 def test_codec_that_is_no_encoding_of_text(encoding):
-    with pytest.raises(InputError, match=r"data.sources: x: encoding=.* is not a text encoding that Python"):
+    with pytest.raises(InputError, match=r"data.sources: encoding=.* is not a text encoding that Python"):
         SourceConfig("x", encoding=encoding)
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mlm.config.commands import EvaluateConfig, PredictConfig, PretrainConfig
 from mlm.config.data import CorpusConfig, SourceConfig
 from mlm.config.errors import InputError
-from mlm.config.evaluation import EvaluateConfig, PredictConfig
-from mlm.config.experiment import PretrainConfig
 from mlm.config.files import config_folder
 from mlm.config.finetune import (
     FinetuneConfig,
@@ -23,8 +22,7 @@ from mlm.config.finetune import (
     HeadConfig,
     LabelledConfig,
 )
-from mlm.config.keys import Keys, read_file
-from mlm.config.parse import dump_config, to_plain
+from mlm.config.parse import Keys, dump_config, read_file, to_plain
 from mlm.config.training import OptimizerConfig
 from mlm.startup.checks import check_files
 from mlm.startup.command import parse_config
@@ -303,7 +301,7 @@ def test_prediction_checks_its_files():
         EvaluateConfig(model, "in.csv", output="./in.csv"),
         EvaluateConfig(model, data=CorpusConfig(sources=[SourceConfig("*.csv")]), output="./in.csv"),
     ):
-        with pytest.raises(InputError, match=r"output=\./in\.csv is what is read \(in\.csv\), which"):
+        with pytest.raises(InputError, match=r"output=\./in\.csv is an input \(in\.csv\), which"):
             check_files(config)
 
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from mlm.config.commands import PrepareConfig, TokenizerInspectConfig, TokenizerTrainConfig
 from mlm.config.data import CorpusConfig, SourceConfig, TokenizerConfig
 from mlm.config.errors import InputError
-from mlm.config.preparation import PrepareConfig, TokenizerInspectConfig, TokenizerTrainConfig
 from mlm.startup.checks import check_files
 
 

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoTokenizer, ModernBertModel
 
 from mlm.__main__ import main
+from mlm.config.commands import EmbedConfig
 from mlm.config.errors import InputError
-from mlm.config.evaluation import EmbedConfig
 from mlm.evaluation.commands import embed
 from mlm.startup.checks import check_files
 
