@@ -10,12 +10,10 @@ import re
 from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator
-
 from mlm.config.data import CorpusConfig, MaskingConfig, SourceConfig, TokenizerConfig
 from mlm.config.errors import require, require_defaults
 from mlm.config.model import ModelConfig
-from mlm.config.schema import Encoding, NonNegative, Positive, RowLength, Separator, UserPath, schema
+from mlm.config.schema import Encoding, NonNegative, Positive, RowLength, Separator, UserPath, rule, schema
 from mlm.config.training import (
     LoggingConfig,
     OptimizerConfig,
@@ -27,10 +25,13 @@ from mlm.config.training import (
 Devices = Positive | Literal["auto"]
 
 
-def _check_name(name: str) -> str:
-    if not re.fullmatch(r"(?![.~ ])[^/\\\0\n]{1,150}", name):
-        raise ValueError("must be a plain folder name of at most 150 characters")
-    return name
+FolderName = Annotated[
+    str,
+    rule(
+        "must be a plain folder name of at most 150 characters",
+        re.compile(r"(?![.~ ])[^/\\\0\n]{1,150}").fullmatch,
+    ),
+]
 
 
 @schema()
@@ -42,7 +43,7 @@ class RunConfig:
     default_stem: ClassVar[str] = "default"
     """First part of the name of a run when no file is given with --config."""
 
-    name: Annotated[str, AfterValidator(_check_name)] | None = None
+    name: FolderName | None = None
     """Name of the run; null: <config>-<UTC time>."""
     runs_dir: UserPath = "runs"
     """Folder that holds the run folders."""

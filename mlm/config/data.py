@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from mlm.config.errors import InputError, require
 from mlm.config.schema import (
     AboveZero,
@@ -16,9 +14,11 @@ from mlm.config.schema import (
     InsideUnit,
     NonNegative,
     Positive,
+    RowLength,
     Unit,
     UpToOne,
     UserPath,
+    rule,
     schema,
 )
 
@@ -88,7 +88,7 @@ class CorpusConfig:
     """File, folder, glob, python-docs, hub:OWNER/NAME[@CONFIG][:SPLIT], or several as a,b."""
     document: DocumentRule = "auto"
     """One document of a text file; auto: paragraph if it has blank lines, else line."""
-    seq_len: Annotated[int, Field(ge=8, le=MAX_ROW)] = 128
+    seq_len: Annotated[RowLength, rule(f"must be at most {MAX_ROW}", MAX_ROW.__ge__)] = 128
     """Tokens a row, special tokens included."""
     packing: Literal["isolate", "concat", "none"] = "isolate"
     """isolate: documents that share a row never see each other; concat: they run on; none: one a row."""
@@ -133,7 +133,7 @@ class TokenizerConfig:
     """A tokenizer.json or model folder to reuse; null: train one."""
     type: Literal["wordpiece", "bpe"] = "wordpiece"
     """Kind of vocabulary to train: WordPiece or byte-level BPE."""
-    vocab_size: Annotated[int, Field(le=MAX_VOCABULARY)] = 8192
+    vocab_size: Annotated[int, rule(f"must be at most {MAX_VOCABULARY}", MAX_VOCABULARY.__ge__)] = 8192
     """Entries of the trained vocabulary, special tokens included."""
     lowercase: bool = True
     """Fold case and accents first (trained vocabularies only)."""

@@ -209,7 +209,7 @@ class ClassifierConfig:
             writable = not re.search("[\ud800-\udfff]", label)
             require(writable, "labels", [label], "has half a surrogate pair in it, which no file can hold")
         require(self.label_type != "regression" or found == 1, "labels", labels, "must be one for a score")
-        require(0 <= self.dropout < 1, "classifier_dropout", self.dropout, "must lie in [0, 1)")
+        require(0 <= self.dropout < 1, "classifier_dropout", self.dropout, "must be in [0, 1)")
 
     def order_of(self, labels: tuple[str, ...]) -> list[int] | None:
         """Return the ids that these names have here; None: they are others.

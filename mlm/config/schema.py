@@ -34,8 +34,8 @@ from typing import (
     get_type_hints,
 )
 
-import pydantic
 from pydantic import AfterValidator, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
 from mlm.config.errors import InputError, WrongType
@@ -48,34 +48,39 @@ NULLS = ("null", "none")
 TRUTHS = ("true", "yes", "on", "1", "false", "no", "off", "0")
 
 
-def _check_encoding(name: str) -> str:
-    """Refuse what does not decode bytes to text: base64, hex and rot13 are codecs too."""
+def rule(words: str, holds: Callable[[Any], object]) -> AfterValidator:
+    """Return the constraint of an annotation: a message and what a value has to fulfil."""
+
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(words)
+        return value
+
+    return AfterValidator(check)
+
+
+def _is_encoding(name: str) -> bool:
+    """Return whether Python decodes bytes to text by it: base64, hex and rot13 are codecs too."""
     try:
-        if "a".encode(name).decode(name) == "a":
-            return name
+        return "a".encode(name).decode(name) == "a"
     except (LookupError, ValueError):
-        pass
-    raise ValueError("is not a text encoding that Python knows; try utf-8 or latin-1")
+        return False
 
 
-def _check_separator(text: str) -> str:
-    if not text.strip():
-        raise ValueError("must be a character other than a space, such as |")
-    return text
-
-
-Positive = Annotated[int, pydantic.Field(ge=1)]
-NonNegative = Annotated[int, pydantic.Field(ge=0)]
-RowLength = Annotated[int, pydantic.Field(ge=8)]
-AboveZero = Annotated[float, pydantic.Field(gt=0)]
-ZeroOrMore = Annotated[float, pydantic.Field(ge=0)]
-Unit = Annotated[float, pydantic.Field(ge=0, le=1)]
-BelowOne = Annotated[float, pydantic.Field(ge=0, lt=1)]
-UpToOne = Annotated[float, pydantic.Field(gt=0, le=1)]
-InsideUnit = Annotated[float, pydantic.Field(gt=0, lt=1)]
+Positive = Annotated[int, rule("must be at least 1", lambda value: value >= 1)]
+NonNegative = Annotated[int, rule("must be at least 0", lambda value: value >= 0)]
+RowLength = Annotated[int, rule("must be at least 8", lambda value: value >= 8)]
+AboveZero = Annotated[float, rule("must be above 0", lambda value: value > 0)]
+ZeroOrMore = Annotated[float, rule("must be at least 0", lambda value: value >= 0)]
+Unit = Annotated[float, rule("must be in [0, 1]", lambda value: 0 <= value <= 1)]
+BelowOne = Annotated[float, rule("must be in [0, 1)", lambda value: 0 <= value < 1)]
+UpToOne = Annotated[float, rule("must be in (0, 1]", lambda value: 0 < value <= 1)]
+InsideUnit = Annotated[float, rule("must be in (0, 1)", lambda value: 0 < value < 1)]
 UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
-Encoding = Annotated[str, AfterValidator(_check_encoding)]
-Separator = Annotated[str, AfterValidator(_check_separator)]
+Encoding = Annotated[
+    str, rule("is not a text encoding that Python knows; try utf-8 or latin-1", _is_encoding)
+]
+Separator = Annotated[str, rule("must be a character other than a space, such as |", str.strip)]
 
 
 @dataclass_transform(field_specifiers=(field,))
@@ -91,7 +96,7 @@ def schema(group: str = "") -> Callable[[type[C]], type[C]]:
             return from_text(value, hints(owner)[str(info.field_name)])
 
         cls._read_text = field_validator("*", mode="before")(classmethod(read_text))  # type: ignore[attr-defined]
-        made: Any = pydantic.dataclasses.dataclass(cls, config=SETTINGS)
+        made: Any = dataclass(cls, config=SETTINGS)
         build = made.__init__
 
         @functools.wraps(build)
@@ -239,10 +244,7 @@ def nearest(name: str, names: Sequence[str], dashes: str = "") -> str:
 
 
 _UNKNOWN = "unexpected_keyword_argument"
-_RULES = (
-    *("greater_than", "greater_than_equal", "less_than", "less_than_equal"),
-    *("finite_number", "value_error"),
-)
+_RULES = ("finite_number", "value_error")
 
 
 def _explain(error: ValidationError, cls: Any, group: str) -> InputError:
@@ -274,8 +276,15 @@ def _describe_problem(problem: Any, key: str, where: str, annotation: Any) -> In
     if kind == "yaml":
         return WrongType(f"{where}: {problem['msg']}", key)
     if kind in _RULES:
-        rule = str(problem["ctx"]["error"]) if kind == "value_error" else _rule(kind, annotation)
-        return InputError(f"{where}={value if str(value).strip() else repr(value)} {rule}", key)
+        broken = problem["ctx"]["error"] if kind == "value_error" else "must be finite"
+        types = [
+            one
+            for one in options(annotation)
+            if one not in (int, float, str) and get_origin(one) is not tuple
+        ]
+        others = [word for one in types for word in alternatives(one)]
+        also = f", {'or ' if len(others) == 1 else ''}{either(others)}" if others else ""
+        return InputError(f"{where}={value if str(value).strip() else repr(value)} {broken}{also}", key)
     words: dict[type, str] = {list: "a list", tuple: "a list", dict: "a mapping", NoneType: "null"}
     shown = words.get(type(value), repr(value))
     if names and kind == "dataclass_type":
@@ -298,31 +307,3 @@ def _spot(cls: Any, loc: tuple[int | str, ...], group: str) -> tuple[str, str, A
         else:
             break  # a member of a union or of a pair: the field as a whole is named
     return f"{group}{key}".partition(":")[0], f"{group}{where}", annotation
-
-
-def _rule(kind: str, annotation: Any) -> str:
-    """Return the range of a field in words, and what else it takes."""
-    if kind == "finite_number":
-        return "must be finite"
-    others = (one for one in options(annotation) if one not in (int, float) and get_origin(one) is not tuple)
-    words = [word for option in others for word in alternatives(option)]
-    also = f", {'or ' if len(words) == 1 else ''}{either(words)}" if words else ""
-    bounds = _bounds(annotation)
-    low, high = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
-    if high is not None and low is not None and int not in options(annotation):
-        ends = "[" if "ge" in bounds else "(", "]" if "le" in bounds else ")"
-        return f"must lie in {ends[0]}{low}, {high}{ends[1]}{also}"
-    least = f"at least {low}" if "ge" in bounds else f"above {low}" if low is not None else ""
-    most = f"at most {high}" if high is not None else ""
-    return f"must be {', and '.join(filter(None, (least, most)))}{also}"
-
-
-def _bounds(annotation: Any) -> dict[str, Any]:
-    """Return the constraints of an annotation, wherever in it they are."""
-    found: dict[str, Any] = {}
-    for part in get_args(annotation):
-        found |= _bounds(part)
-    for constraint in getattr(annotation, "__metadata__", ()):
-        for one in getattr(constraint, "metadata", ()):
-            found |= {name: getattr(one, name) for name in ("ge", "gt", "le", "lt") if hasattr(one, name)}
-    return found

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator
-
 from mlm.config.errors import require
-from mlm.config.schema import AboveZero, BelowOne, NonNegative, Positive, UpToOne, ZeroOrMore, schema
+from mlm.config.schema import AboveZero, BelowOne, NonNegative, Positive, UpToOne, ZeroOrMore, rule, schema
 
 
 @schema("optimizer.")
@@ -56,8 +54,8 @@ DEFAULT_STEPS = 500
 """Length of a run without a bound: some minutes of the default model on two CPU cores."""
 
 
-def _seconds(text: str) -> float:
-    """Return the seconds in `90s`, `5m`, `1.5h`, `2d`, `DD:HH:MM:SS` or a plain number of seconds."""
+def _seconds(text: str) -> float | None:
+    """Return the seconds in `90s`, `5m`, `1.5h`, `2d`, `DD:HH:MM:SS` or a number of seconds; else None."""
     unit = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     clock = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", text.strip())
     if unit:
@@ -65,13 +63,14 @@ def _seconds(text: str) -> float:
     if clock:
         days, hours, minutes, seconds = map(int, clock.groups())
         return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-    raise ValueError("is not a duration; write 30s, 5m, 1h or DD:HH:MM:SS")
+    return None
 
 
-def _check_duration(text: str) -> str:
-    if _seconds(text) <= 0:
-        raise ValueError("must be above 0")
-    return text
+Duration = Annotated[
+    str,
+    rule("is not a duration; write 30s, 5m, 1h or DD:HH:MM:SS", lambda text: _seconds(text) is not None),
+    rule("must be above 0", lambda text: _seconds(text) != 0),
+]
 
 
 @schema("trainer.")
@@ -82,7 +81,7 @@ class BaseTrainerConfig:
     """Optimizer steps; first bound wins. null: no bound."""
     max_tokens: Positive | None = None
     """Tokens trained on (padding not counted); null: no bound."""
-    max_time: Annotated[str, AfterValidator(_check_duration)] | None = None
+    max_time: Duration | None = None
     """Training time: 30s, 5m, 1h or DD:HH:MM:SS; null: no bound."""
     micro_batch_size: Positive | None = None
     """Rows per device and pass, the rest accumulates; null: all at once."""

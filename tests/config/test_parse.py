@@ -227,7 +227,7 @@ def test_commands_with_required_and_positional_keys(tmp_path):
         ("--trainer.global_batch_size 7 --trainer.micro_batch_size 2", "trainer.global_batch_size=7 must be"),
         ("--trainer.max_steps 0", "trainer.max_steps=0 must be at least 1"),
         ("--data.seq_len 1024 --model.max_position_embeddings 512", "data.seq_len=1024 is longer than"),
-        ("--masking.mask_rate 15", "masking.mask_rate=15 must lie in (0, 1]"),
+        ("--masking.mask_rate 15", "masking.mask_rate=15 must be in (0, 1]"),
         ("--optimizer.lr nan", "optimizer.lr=nan must be finite"),
         ("--optimizer.betas 0.9", "--optimizer.betas: expected 2 numbers, got '0.9'"),
         ("--data.packing sideways", "--data.packing: expected isolate, concat or none, got 'sideways'"),
@@ -262,7 +262,7 @@ def test_mistakes_in_the_value_of_a_key_of_a_file_name_its_line(capsys, tmp_path
     assert found.startswith("my.yaml:4: data.sources: no file, folder or glob match 'nowhere.txt'")
     Path("part.yaml").write_text("# rates\nmask_rate: 1.5\n")
     Path("my.yaml").write_text("masking: part.yaml\n")
-    assert refusal(capsys, "--config", "my.yaml").startswith("part.yaml:2: masking.mask_rate=1.5 must lie in")
+    assert refusal(capsys, "--config", "my.yaml").startswith("part.yaml:2: masking.mask_rate=1.5 must be in")
 
 
 @pytest.mark.parametrize(
