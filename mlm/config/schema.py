@@ -277,11 +277,7 @@ def _describe_problem(problem: Any, key: str, where: str, annotation: Any) -> In
         return WrongType(f"{where}: {problem['msg']}", key)
     if kind in _RULES:
         broken = problem["ctx"]["error"] if kind == "value_error" else "must be finite"
-        types = [
-            one
-            for one in options(annotation)
-            if one not in (int, float, str) and get_origin(one) is not tuple
-        ]
+        types = [one for one in options(annotation) if one is NoneType or get_origin(one) is Literal]
         others = [word for one in types for word in alternatives(one)]
         also = f", {'or ' if len(others) == 1 else ''}{either(others)}" if others else ""
         return InputError(f"{where}={value if str(value).strip() else repr(value)} {broken}{also}", key)

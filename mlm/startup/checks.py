@@ -8,23 +8,10 @@ from __future__ import annotations
 import glob
 import os
 import re
-from functools import singledispatch
 from pathlib import Path
+from typing import Any
 
-from mlm.config.commands import (
-    EmbedConfig,
-    EvaluateConfig,
-    FillMaskConfig,
-    InferenceConfig,
-    InspectConfig,
-    PlanConfig,
-    PredictConfig,
-    PrepareConfig,
-    PretrainConfig,
-    RunConfig,
-    TokenizerInspectConfig,
-    TokenizerTrainConfig,
-)
+from mlm.config import commands
 from mlm.config.data import HUB_PREFIX, HubName, SourceConfig, TokenizerConfig
 from mlm.config.errors import InputError, require
 from mlm.config.files import find_config
@@ -34,13 +21,33 @@ from mlm.launch import is_first_process, launched
 from mlm.startup.suite import check_recipes, check_same, goes_on, is_unbegun
 
 
-@singledispatch
-def check_files(config: object) -> None:
+def check_files(config: Any) -> None:
     """Raise InputError unless everything that a configuration names exists."""
+    if isinstance(config, FinetuneConfig):
+        _check_finetuning(config)
+    elif isinstance(config, commands.PlanConfig):
+        hint = "is not read by this command; give its shape with --model and leave it out"
+        require(config.init is None, "init", config.init, hint)
+        check_tokenizer(config.tokenizer)
+    elif isinstance(config, commands.PretrainConfig):
+        _check_pretraining(config)
+    elif isinstance(config, commands.TokenizerInspectConfig):
+        check_tokenizer(TokenizerConfig(path=config.path))
+        check_sources(config.sources)
+    elif isinstance(config, commands.TokenizerTrainConfig):
+        check_sources(config.data.sources)
+        there = Path(config.output, "tokenizer.json").exists()
+        require(not there, "output", config.output, "holds a tokenizer.json already; name another folder")
+        _check_folder("output", config.output)
+    elif isinstance(config, commands.PrepareConfig):
+        if not config.list and config.clean is None:
+            check_sources(config.data.sources)
+            check_tokenizer(config.tokenizer)
+    elif hasattr(config, "model"):
+        _check_inference(config)
 
 
-@check_files.register
-def _(config: PretrainConfig) -> None:
+def _check_pretraining(config: commands.PretrainConfig) -> None:
     check_launch(config.trainer)
     if not config.resume:  # checkpoints hold the weights
         starts = not config.init_required or config.init is not None or config.branch is not None
@@ -51,15 +58,7 @@ def _(config: PretrainConfig) -> None:
     check_tokenizer(config.tokenizer)
 
 
-@check_files.register
-def _(config: PlanConfig) -> None:
-    hint = "is not read by this command; give its shape with --model and leave it out"
-    require(config.init is None, "init", config.init, hint)
-    check_tokenizer(config.tokenizer)
-
-
-@check_files.register
-def _(config: FinetuneConfig) -> None:
+def _check_finetuning(config: FinetuneConfig) -> None:
     check_launch(config.trainer)
     if config.model == SCRATCH:
         if not is_model(str(config.model_config)):
@@ -70,71 +69,41 @@ def _(config: FinetuneConfig) -> None:
     elif config.model is not None:
         check_model_folder("model", config.model)
     for name in ("train", "validation", "test"):
-        if getattr(config.data, name) is not None:
-            _check_text_file(f"data.{name}", getattr(config.data, name))
+        _check_text_file(f"data.{name}", getattr(config.data, name))
     is_there = config.glue_dir is None or Path(config.glue_dir).is_dir()
     require(is_there, "glue_dir", config.glue_dir, f"is not a folder; looked in {os.getcwd()}")
     check_recipes(config)
 
 
-@check_files.register
-def _(config: FillMaskConfig) -> None:
+def _check_inference(
+    config: commands.FillMaskConfig | commands.EvaluateConfig | commands.InferenceConfig,
+) -> None:
     check_model_folder("model", config.model)
-
-
-@check_files.register
-def _(config: EvaluateConfig) -> None:
-    check_model_folder("model", config.model)
-    if config.input is None:
+    if isinstance(config, commands.FillMaskConfig):
+        return
+    _check_text_file("input", config.input)
+    inputs = [config.input] if config.input is not None else []
+    if isinstance(config, commands.EvaluateConfig) and config.input is None:
         check_sources(config.data.sources)
-        names = [source.path for source in config.data.sources]
-        inputs = names + [file for name in names for file in glob.glob(name, recursive=True)]
-    else:
-        _check_text_file("input", config.input)
-        inputs = [config.input]
+        inputs = [source.path for source in config.data.sources]
+        inputs += [file for name in inputs for file in glob.glob(name, recursive=True)]
+    is_array = not isinstance(config, commands.EmbedConfig) or config.output.endswith(".npy")
+    require(is_array, "output", config.output, "must end in .npy, the format it has")
     if config.output is not None:
         check_output(config.output, *inputs)
-
-
-@check_files.register
-def _(config: InferenceConfig) -> None:
-    check_model_folder("model", config.model)
-    _check_text_file("input", config.input)
-    is_array = not isinstance(config, EmbedConfig) or config.output.endswith(".npy")
-    require(is_array, "output", config.output, "must end in .npy, the format it has")
-    check_output(config.output, config.input)
     launch = launched()
-    if launch is not None and isinstance(config, PredictConfig):
+    if launch is not None and isinstance(config, commands.PredictConfig):
         hint = "does not divide a file; start the processes with torchrun, or give --devices"
         require(launch.launcher == "torchrun" or launch.world_size == 1, "srun", launch.world_size, hint)
         hint = f"conflicts with torchrun, which started {launch.devices}; leave it out"
         require(config.devices in ("auto", launch.devices), "devices", config.devices, hint)
 
 
-@check_files.register
-def _(config: PrepareConfig) -> None:
-    if not config.list and config.clean is None:
-        check_sources(config.data.sources)
-        check_tokenizer(config.tokenizer)
-
-
-@check_files.register
-def _(config: TokenizerTrainConfig) -> None:
-    check_sources(config.data.sources)
-    there = Path(config.output, "tokenizer.json").exists()
-    require(not there, "output", config.output, "holds a tokenizer.json already; name another folder")
-    _check_folder("output", config.output)
-
-
-@check_files.register
-def _(config: TokenizerInspectConfig) -> None:
-    check_tokenizer(TokenizerConfig(path=config.path))
-    check_sources(config.sources)
-
-
 def check_run(config: object) -> None:
     """Raise InputError if the run folder is another run's; a suite may continue its own."""
-    if not isinstance(config, RunConfig) or isinstance(config, PlanConfig | InspectConfig):
+    if not isinstance(config, commands.RunConfig) or isinstance(
+        config, commands.PlanConfig | commands.InspectConfig
+    ):
         return
     folder = Path(config.runs_dir, config.name or "")
     if isinstance(config, FinetuneConfig) and goes_on(config):
@@ -208,7 +177,9 @@ def check_tokenizer(config: TokenizerConfig) -> None:
             require(there, f"tokenizer.{name}", f"{given}:", f"there is no file {files[0].absolute()}")
 
 
-def _check_text_file(key: str, path: str) -> None:
+def _check_text_file(key: str, path: str | None) -> None:
+    if path is None:
+        return
     require(Path(path).is_file(), key, path, f"is not a file; looked in {os.getcwd()}")
     require(os.access(path, os.R_OK), key, path, "cannot be read: no permission")
 

@@ -32,7 +32,7 @@ from mlm.model.loss import summed_cross_entropy
 from mlm.optim import build_optimizer
 from mlm.plan import total_parameters
 from mlm.startup.checks import is_model
-from mlm.startup.runs import find_branch
+from mlm.startup.command import find_branch
 from mlm.tokenizer import added_pieces, load_tokenizer, num_ids, tokenizer_digest
 from mlm.training.datamodule import PretrainDataModule, prepare_text
 from mlm.training.engine import StepModule

@@ -13,7 +13,7 @@ from mlm.config.errors import InputError
 from mlm.config.model import ModelConfig
 from mlm.config.training import OptimizerConfig, ScheduleConfig, TrainerConfig
 from mlm.startup.checks import check_files, check_model_folder, check_run
-from mlm.startup.runs import choose_name
+from mlm.startup.command import choose_name
 
 GROUPS = {
     "data": CorpusConfig,

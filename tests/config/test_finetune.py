@@ -25,8 +25,7 @@ from mlm.config.finetune import (
 from mlm.config.parse import Keys, dump_config, read_file, to_plain
 from mlm.config.training import OptimizerConfig
 from mlm.startup.checks import check_files
-from mlm.startup.command import parse_config
-from mlm.startup.runs import newest_pretrained_model
+from mlm.startup.command import newest_pretrained_model, parse_config
 
 
 @pytest.fixture(autouse=True)
