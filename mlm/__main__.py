@@ -46,11 +46,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status.
-
-    Raises:
-        SystemExit: 2 after a user's mistake, whose line is on stderr.
-    """
+    """Run one command and return its exit status; a user's mistake is one line and SystemExit(2)."""
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     name, rest = split_command(words)
     with one_line_errors("mlm"):
@@ -68,16 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(name: str, words: Sequence[str] | None = None, *, prog: str) -> int:
-    """Run a command and return its exit status.
-
-    Args:
-        name: key of COMMANDS.
-        words: its command line; None: the one of this process.
-        prog: name of the program in messages.
-
-    Raises:
-        SystemExit: 2 after a user's mistake, whose line is on stderr.
-    """
+    """Run a command of COMMANDS as `main` does; `words`: its command line, None: the one of this process."""
     command = COMMANDS[name]
     config = parse_config(command.config, words, prog=prog)
     log_to_stderr()

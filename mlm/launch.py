@@ -34,11 +34,7 @@ class Launch:
 
 
 def launched() -> Launch | None:
-    """Return the processes of torchrun or SLURM's srun; None: this process was started by itself.
-
-    Raises:
-        InputError: srun put different numbers of processes on the nodes.
-    """
+    """Return the processes of torchrun or SLURM's srun; None: this process was started by itself."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         here = int(os.environ["LOCAL_WORLD_SIZE"])
         return Launch("torchrun", here, int(os.environ["WORLD_SIZE"]) // here)

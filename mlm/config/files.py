@@ -32,15 +32,9 @@ def shipped_names(kind: str) -> list[str]:
 
 
 def find_config(name: str, kind: str, relative_to: Path | None = None) -> Path:
-    """Return the file of a path or of the stem of a shipped file.
+    """Return the file of a path, or of the stem of a shipped file, of which those in `kind` come first.
 
-    Args:
-        name: the path or stem.
-        kind: sub-folder of the shipped files that is searched first (`pretrain`, `model`, ...).
-        relative_to: folder that a relative path starts from; None: the working directory.
-
-    Raises:
-        InputError: there is no such file; lists the shipped ones.
+    A relative path starts from `relative_to`, by default the working directory.
     """
     path = (relative_to or Path()) / Path(name).expanduser()
     if path.is_file():
@@ -54,11 +48,7 @@ def find_config(name: str, kind: str, relative_to: Path | None = None) -> Path:
 
 
 def load_yaml(path: Path) -> yaml.Node | None:
-    """Return the node tree of a file; None if it is empty.
-
-    Raises:
-        InputError: unreadable, not UTF-8 or not YAML; names file and line or byte.
-    """
+    """Return the node tree of a file, None if it is empty; InputError names file and line or byte."""
     try:
         return parse_yaml(path.read_text(encoding="utf-8-sig"), str(path))
     except UnicodeDecodeError as error:
@@ -68,15 +58,7 @@ def load_yaml(path: Path) -> yaml.Node | None:
 
 
 def parse_yaml(text: str, where: str) -> yaml.Node | None:
-    """Return the node tree of a text; None if it is empty.
-
-    Args:
-        text: YAML.
-        where: the file or flag it comes from, for messages; empty: the caller names it.
-
-    Raises:
-        InputError: the text is not YAML; names `where` and the line.
-    """
+    """Return the node tree of a text; InputError names `where`, a file, a flag or nothing, and the line."""
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -94,8 +76,7 @@ def parse_yaml(text: str, where: str) -> yaml.Node | None:
 def mapping_items(node: yaml.Node | None, where: str) -> Iterator[tuple[str, yaml.Node, str]]:
     """Yield key, value and place (`my.yaml:3: `) of each entry of a mapping; nothing for null.
 
-    Raises:
-        InputError: the node is not a mapping, or a key occurs twice; names `where` and the line.
+    Raise InputError if the node is not a mapping, or a key occurs twice.
     """
     if node is None or _is_null(node):
         return
@@ -112,11 +93,7 @@ def mapping_items(node: yaml.Node | None, where: str) -> Iterator[tuple[str, yam
 
 
 def read_tree(node: yaml.Node | None, where: str) -> Tree:
-    """Return the content of a node, every scalar as the text that was written.
-
-    Raises:
-        InputError: a key occurs twice in a mapping, or a value contains itself; names `where`.
-    """
+    """Return the content of a node; raise InputError if a key occurs twice or a value contains itself."""
     try:
         return _tree(node, where)
     except RecursionError:

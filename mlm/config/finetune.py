@@ -21,7 +21,6 @@ from mlm.config.schema import (
     BelowOne,
     Encoding,
     InsideUnit,
-    NonNegative,
     Positive,
     RowLength,
     Separator,
@@ -172,16 +171,8 @@ class LabelledConfig:
     """Train on this many examples only, chosen by a hash of the text; null: all."""
 
     def __post_init__(self) -> None:
-        for name in ("validation", "test"):
-            needless = self.train is None and getattr(self, name) is not None
-            require(not needless, f"data.{name}", getattr(self, name), "needs data.train beside it")
-
-
-OF_OWN_FILES = (
-    *("text_column", "text_pair_column", "label_column"),
-    *("label_type", "label_separator", "encoding"),
-)
-"""Keys that only labelled files of the user's own have."""
+        if self.train is None:
+            require_defaults(self, ("validation", "test"), "needs data.train beside it", "data.")
 
 
 @schema("head.")
@@ -227,13 +218,10 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     """Optimizer and gradient clipping."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    """AdamW, or Muon for the hidden matrices and AdamW for the rest."""
     lr: AboveZero = 3e-4
     """Peak learning rate, for small encoders; a hundred million parameters take 2e-5 to 8e-5."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.98)
-    """Decay of AdamW's first and second moment."""
     eps: AboveZero = 1e-6
-    """Added to the root of AdamW's second moment."""
     layer_decay: UpToOne = 1.0
     """Learning rate of each layer as a share of that above it: 1 for the head, least for the embeddings."""
 
@@ -245,7 +233,6 @@ class FinetuneScheduleConfig(ScheduleConfig):
     name: Literal["linear", "cosine", "wsd", "constant"] = "linear"
     """After the warm-up; wsd: constant, then decay."""
     warmup_fraction: BelowOne = 0.06
-    """Share of the run spent warming up, in [0, 1)."""
 
 
 @schema("trainer.")
@@ -293,8 +280,6 @@ class FinetuneConfig(RunConfig):
     default_stem: ClassVar[str] = "finetune"
     own_group: ClassVar[str] = "head"
 
-    seed: NonNegative = 0
-    """Decides the new head, order of examples and dropout."""
     model: UserPath | None = None
     """Model folder or hub's OWNER/NAME; scratch: random weights; null: the newest pretraining in runs_dir."""
     model_config: UserPath | None = None
@@ -361,7 +346,15 @@ class FinetuneConfig(RunConfig):
             require_defaults(self, ("model_config", "tokenizer"), hint)
         if not self.data.train:
             fix = "GLUE's are known; leave it out" if self.task else "name them with --data.train"
-            require_defaults(self.data, OF_OWN_FILES, f"is about files of your own; {fix}", "data.")
+            own = (
+                "text_column",
+                "text_pair_column",
+                "label_column",
+                "label_type",
+                "label_separator",
+                "encoding",
+            )
+            require_defaults(self.data, own, f"is about files of your own; {fix}", "data.")
 
     def prefer_flags(self, flags: set[str]) -> None:
         """Let flags win over the recipes of a file.

@@ -25,12 +25,7 @@ WIDEST, COLUMN, NARROW = 120, 34, 90
 
 
 def format_help(cls: type, prog: str) -> str:
-    """Return the help text of a command, as wide as the terminal.
-
-    Args:
-        cls: dataclass of the command.
-        prog: name of the program.
-    """
+    """Return the help text of a command, as wide as the terminal; `prog`: name of the program."""
     width = min(shutil.get_terminal_size((WIDEST, 50)).columns, WIDEST)
     keys = Keys.of(cls)
     words = f" {keys.positional.upper()} ..." if keys.positional else ""

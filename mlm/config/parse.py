@@ -30,23 +30,18 @@ FLAG = "--"
 
 
 class Given(NamedTuple):
-    """A value that the user gave for a key."""
+    """A value that the user gave for a key, as text, and the place for messages: `my.yaml:3: `, or FLAG."""
 
     value: Tree
-    """As text, or a list or mapping of text."""
     place: str = FLAG
-    """Beginning of a message about it: `my.yaml:3: `, or FLAG."""
 
 
 class CommandLine(NamedTuple):
-    """The content of a command line."""
+    """The `--config` files of a command line, the keys in them, and the keys given as flags, which win."""
 
     files: list[Path]
-    """Of `--config`."""
     given: dict[str, Given]
-    """Keys in these files."""
     flags: dict[str, Given]
-    """Keys given as flags, which win."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +76,7 @@ class Keys:
 
 
 def read_words(cls: type, words: Sequence[str]) -> CommandLine:
-    """Return the content of a command line.
-
-    Args:
-        cls: dataclass of the command.
-        words: the command line without the program.
-
-    Raises:
-        InputError: an unknown key, a missing value, a word without a flag, or a file that cannot be read.
-    """
+    """Return the content of a command line without the program, for the dataclass of a command."""
     keys = Keys.of(cls)
     files, flags = _read_flags(list(words), keys)
     known = Keys.of(getattr(cls, "files_of", cls))
@@ -112,25 +99,28 @@ def _read_flags(rest: list[str], keys: Keys) -> tuple[list[Path], dict[str, Give
             if keys.positional is None:
                 raise InputError(f"unexpected argument {word!r}: every option starts with --")
             texts.append(word)
+            single[keys.positional] = Given(texts)
             continue
         flag, equals, value = word.partition("=")
         written = "config" if flag == "-c" else flag.removeprefix("--")
         key = keys.aliases.get(written, written)
-        if key != "config" and key not in keys.types and key not in keys.groups:
+        if key not in ("config", *keys.types, *keys.groups):
             _refuse_key(key, keys, "--", "")
         if not equals:
             value = _take_value(flag, rest, keys.types.get(key), keys.positional)
         if key == "config":
             files.append(find_config(value, keys.kind))
         elif key in keys.groups:
-            groups |= _read_group_flag(key, value, keys)
+            if value.startswith("{"):  # --model '{hidden_size: 64}', else --model FILE_OR_NAME
+                node = parse_yaml(value, f"--{key}")
+                groups |= _read_mapping(node, keys, f"{key}.", f"--{key}", Path())
+            else:
+                groups |= read_file(find_config(value, key), keys, key)
         else:
             first = spelling.setdefault(key, flag)
             if first != flag and single[key].value != value:
                 raise InputError(f"{first} {single[key].value} and {flag} {value} are one setting; keep one")
             single[key] = Given(value)
-    if keys.positional is not None and texts:
-        single[keys.positional] = Given(texts)
     return files, groups | single
 
 
@@ -154,23 +144,10 @@ def _take_value(flag: str, rest: list[str], annotation: Any, positional: str | N
     return value
 
 
-def _read_group_flag(group: str, value: str, keys: Keys) -> dict[str, Given]:
-    """Read `--model FILE_OR_NAME` or `--model '{hidden_size: 64}'`."""
-    if value.startswith("{"):
-        return _read_mapping(parse_yaml(value, f"--{group}"), keys, f"{group}.", f"--{group}", Path())
-    return read_file(find_config(value, group), keys, group)
-
-
 def read_file(path: Path, keys: Keys, group: str = "") -> dict[str, Given]:
-    """Read the keys that a YAML file gives.
+    """Read the keys that a YAML file gives; with `group`, it holds the keys of that group.
 
-    Args:
-        path: the file.
-        keys: the known keys.
-        group: the group whose keys the file holds; empty: a file for the whole command.
-
-    Raises:
-        InputError: not YAML, an unknown key, or a key that occurs twice; names file and line.
+    Raise InputError, with file and line, for an unknown key or one that occurs twice.
     """
     return _read_mapping(load_yaml(path), keys, group and f"{group}.", str(path), path.parent)
 
@@ -211,15 +188,9 @@ def _refuse_key(key: str, keys: Keys, dashes: str, place: str) -> NoReturn:
 
 
 def build_config(cls: type[C], given: dict[str, Given], flags: dict[str, Given] | None = None) -> C:
-    """Return the configuration with these values; every other key has its default.
+    """Return the configuration with these values or texts by dotted key; every other key has its default.
 
-    Args:
-        cls: dataclass of the command.
-        given: text or values by dotted key.
-        flags: the same from the command line, which wins; a configuration may treat it apart.
-
-    Raises:
-        InputError: names file and line, or flag, of the first mistake.
+    `flags` are from the command line and win. InputError names file and line, or flag, of the first mistake.
     """
     flags, keys = flags or {}, Keys.of(cls)
     merged = given | flags
@@ -248,11 +219,7 @@ def locate(error: InputError, given: dict[str, Given]) -> InputError:
 
 
 def read_group(cls: type[C], path: Path) -> C:
-    """Return the content of a YAML file as a dataclass, such as the shape of a model.
-
-    Raises:
-        InputError: names file, line and key.
-    """
+    """Return the content of a YAML file as a dataclass, such as the shape of a model."""
     return build_config(cls, read_file(path, Keys.of(cls)))
 
 
@@ -262,11 +229,7 @@ def dump_config(config: Any) -> str:
 
 
 def from_plain(cls: type[C], plain: Any) -> C:
-    """Return the configuration that `to_plain` made plain; one that is a configuration already as it is.
-
-    Raises:
-        InputError: a key or a value is not one of `cls`.
-    """
+    """Return the configuration that `to_plain` made plain; one that is a configuration already as it is."""
     return plain if isinstance(plain, cls) else cls(**plain)
 
 

@@ -87,8 +87,7 @@ Separator = Annotated[str, rule("must be a character other than a space, such as
 def schema(group: str = "") -> Callable[[type[C]], type[C]]:
     """Make a class a pydantic dataclass that raises InputError.
 
-    Args:
-        group: where its fields are in messages if it is built by itself, such as `optimizer.`.
+    `group` is where its fields are in messages if it is built by itself, such as `optimizer.`.
     """
 
     def decorate(cls: type[C]) -> type[C]:
@@ -144,11 +143,7 @@ def options(annotation: Any) -> tuple[Any, ...]:
 
 
 def from_text(value: Any, annotation: Any) -> Any:
-    """Return `value` with text split as `annotation` asks for; pydantic reads and checks the rest.
-
-    Raises:
-        PydanticCustomError: a list or mapping is not YAML.
-    """
+    """Return `value` with text split as `annotation` asks for; pydantic reads and checks the rest."""
     allowed = options(annotation)
     is_text = isinstance(value, str)
     if is_text and NoneType in allowed and value.lower() in NULLS:

@@ -159,7 +159,6 @@ class TrainerConfig(BaseTrainerConfig):
     val_every: Positive = 100
     """Optimizer steps between validations."""
     save_every: Positive = 100
-    """Optimizer steps between checkpoints; the newest two are kept."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

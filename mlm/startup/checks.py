@@ -196,12 +196,7 @@ def _check_folder(key: str, path: str) -> None:
 def check_output(path: str, *inputs: str) -> None:
     """Check, before any work, that a file can be written, and that nothing is lost by it.
 
-    Args:
-        path: the file; of a link, its target counts.
-        inputs: files that are read, and folders that contain such files.
-
-    Raises:
-        InputError: a folder, a device, a pipe or an input has that name, or nothing can be written there.
+    `inputs` are files that are read, or folders that contain them; links count as their targets.
     """
     file = Path(os.path.realpath(path))
     try:

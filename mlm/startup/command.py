@@ -41,15 +41,9 @@ KINDS: dict[str, type[RunConfig]] = {"pretrain": PretrainConfig, "finetune": Fin
 
 
 def parse_config(cls: type[C], argv: Sequence[str] | None = None, *, prog: str) -> C:
-    """Return the configuration that a command line asks for; a mistake ends the program in one line.
+    """Return the configuration of a command line; None: that of this process, `prog`: its name in messages.
 
-    Args:
-        cls: dataclass of the command.
-        argv: the command line without the program; None: the one of this process.
-        prog: name of the program in messages.
-
-    Raises:
-        SystemExit: 0 after `--help`, 2 after a mistake, whose line is on stderr.
+    Ends the program: SystemExit(0) after `--help`, SystemExit(2) after a mistake, with one line on stderr.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
@@ -72,14 +66,11 @@ def check_platform() -> None:
 
 
 def load_config(kind: str, *words: str) -> Any:
-    """Return the configuration of a run from the words of its command line, without making a run folder.
+    """Return the PretrainConfig or FinetuneConfig of a command line, without making a run folder.
 
     Args:
-        kind: `pretrain` for a PretrainConfig, `finetune` for a FinetuneConfig.
-        words: as after `python train.py`, such as `--trainer.max_steps=60`.
-
-    Raises:
-        InputError: a mistake in the words, the files of `--config` or the files that these name.
+        kind: `pretrain` or `finetune`.
+        words: as after `python train.py`, such as `--trainer.max_steps=60`; InputError for a mistake in them.
     """
     if kind not in KINDS:
         raise InputError(f"kind={kind} is neither pretrain nor finetune{nearest(kind, list(KINDS))}")
@@ -107,11 +98,7 @@ def _configure(cls: type[C], words: Sequence[str], is_run: bool) -> C:
 
 
 def choose_name(config: RunConfig, stem: str) -> None:
-    """Set the name of the run, once for all ranks: as given, as handed over, or `stem` and UTC time.
-
-    Raises:
-        InputError: a launcher started several processes without a name, so each would make its own.
-    """
+    """Set the name of the run, once for all ranks: as given, as handed over, or `stem` and UTC time."""
     if config.name is None and RUN_NAME in os.environ:
         config.name = replace(config, name=os.environ[RUN_NAME]).name
     if config.name is not None or config.resume:
@@ -127,11 +114,7 @@ def choose_name(config: RunConfig, stem: str) -> None:
 
 
 def with_stored_keys(cls: type[RunConfig], line: CommandLine) -> CommandLine:
-    """Add the stored keys of the run that a command line resumes or branches off, below what it gives.
-
-    Raises:
-        InputError: there is no such run, or its configuration cannot be read.
-    """
+    """Add the stored keys of the run that a command line resumes or branches off, below what it gives."""
     keys, given = Keys.of(cls), line.given | line.flags
     wanted = build_config(
         RunConfig, {key: given[key] for key in ("name", "runs_dir", "resume") if key in given}
@@ -213,11 +196,7 @@ def _newest(runs_dir: Path, file: str, fits: Callable[[Path, dict[str, Any]], bo
 
 
 def find_branch(runs_dir: Path, branch: str) -> tuple[Path, Path]:
-    """Return the run folder or checkpoint file of a name, and the run folder it belongs to.
-
-    Raises:
-        InputError: it is neither; says where it was looked for.
-    """
+    """Return the run folder or checkpoint file of a name, and the run folder it belongs to."""
     places = (Path(branch).expanduser(), runs_dir / branch)
     for path in places:
         if (path / "checkpoints").is_dir():
@@ -229,11 +208,7 @@ def find_branch(runs_dir: Path, branch: str) -> tuple[Path, Path]:
 
 
 def choose_model(config: FinetuneConfig) -> None:
-    """Set the model to start from, or for random weights its shape and tokenizer, where none is named.
-
-    Raises:
-        InputError: there is no finished pretraining run to take it from.
-    """
+    """Set the model to start from, or for random weights its shape and tokenizer, where none is named."""
     runs = config.runs_dir
     if config.model != SCRATCH:
         config.model = config.model or newest_pretrained_model(runs)
@@ -245,15 +220,7 @@ def choose_model(config: FinetuneConfig) -> None:
 
 
 def newest_pretrained_model(runs_dir: str, key: str = "model") -> str:
-    """Return the model folder of the pretraining run that finished last.
-
-    Args:
-        runs_dir: the folder of the run folders.
-        key: the option that nobody gave.
-
-    Raises:
-        InputError: there is none; says what makes one.
-    """
+    """Return the model folder of the pretraining run that finished last; `key`: the option nobody gave."""
     found = _newest(
         Path(runs_dir),
         "summary.json",
@@ -272,12 +239,8 @@ def newest_pretrained_model(runs_dir: str, key: str = "model") -> str:
 def one_line_errors(prog: str, config: object = None) -> Iterator[None]:
     """End the program with one line on stderr: a user's mistake with exit code 2, an interrupt with 130.
 
-    Any other error ends it with exit code 1. Its traceback goes to a file, in the run folder if there is one,
-    or to stderr if the environment variable MLM_DEBUG is 1.
-
-    Args:
-        prog: name of the program in messages.
-        config: of the command; one of a run names the run folder.
+    Any other error ends it with exit code 1. Its traceback goes to a file, in the run folder of `config` if
+    there is one, or to stderr if the environment variable MLM_DEBUG is 1.
     """
     try:
         yield

@@ -45,13 +45,19 @@ def units(config: FinetuneConfig) -> list[FinetuneConfig]:
     tasks: list[str] = [task for task in config.task if task != DIAGNOSTIC] or [""]
     if config.start_from_mnli:
         tasks.sort(key=lambda task: task != MNLI)
-    pairs = [(task, seed) for task in tasks for seed in _seeds_of(config, task)]
-    several = len(pairs) > 1 or len(config.task) > 1
-    return [_unit(config, task, seed, several) for task, seed in pairs]
+    recipes = {task: _recipe_of(config, task) for task in tasks}
+    runs = [
+        (task, recipe, seed)
+        for task, recipe in recipes.items()
+        for seed in config.seeds or (recipe.seeds if recipe else []) or [config.seed]
+    ]
+    several = len(runs) > 1 or len(config.task) > 1
+    return [_unit(config, *run, several) for run in runs]
 
 
-def _unit(config: FinetuneConfig, task: str, seed: int, several: bool) -> FinetuneConfig:
-    recipe = _recipe_of(config, task)
+def _unit(
+    config: FinetuneConfig, task: str, recipe: TaskRecipe | None, seed: int, several: bool
+) -> FinetuneConfig:
     folder = Path(config.runs_dir, config.name or "", task or OWN_DATA)
     return replace(
         config,
@@ -65,11 +71,6 @@ def _unit(config: FinetuneConfig, task: str, seed: int, several: bool) -> Finetu
         runs_dir=str(folder) if several else config.runs_dir,
         name=f"seed-{seed}" if several else config.name,
     )
-
-
-def _seeds_of(config: FinetuneConfig, task: str) -> list[int]:
-    recipe = _recipe_of(config, task)
-    return config.seeds or (recipe.seeds if recipe else []) or [config.seed]
 
 
 def _recipe_of(config: FinetuneConfig, task: str) -> TaskRecipe | None:
@@ -111,7 +112,13 @@ def is_unbegun(folder: Path) -> bool:
 
 def check_same(config: FinetuneConfig, folder: Path) -> None:
     """Raise InputError if options or data differ from those of the suite started in `folder`; it may grow."""
-    stored = _stored(config, folder / "config.yaml")
+    path = folder / "config.yaml"
+    try:
+        stored = read_group(type(config), path)
+    except InputError as error:
+        raise InputError(f"{error}; {folder} cannot continue without it, take another --name") from None
+    if stored.name is None:
+        raise InputError(f"{path} is damaged, it names no run; take another --name")
     before, now = flatten(to_plain(stored)), flatten(to_plain(config))
     for key in sorted(before.keys() | now.keys()):
         if not key.startswith(MAY_CHANGE) and before.get(key) != now.get(key):
@@ -126,23 +133,13 @@ def check_same(config: FinetuneConfig, folder: Path) -> None:
     if is_suite(stored) != is_suite(config):
         raise InputError(f"{folder} is one run and no suite of several; take another --name")
     digests = data_digests(config)
-    for path, digest in read_digests(folder).items():
-        if digests.get(path) != digest:
-            changed = "has changed" if path in digests else "is gone"
+    for name, digest in read_digests(folder).items():
+        if digests.get(name) != digest:
+            changed = "has changed" if name in digests else "is gone"
             raise InputError(
-                f"{path} {changed} since {folder} was started, which would mix runs on different data; "
+                f"{name} {changed} since {folder} was started, which would mix runs on different data; "
                 "restore it, or take another --name"
             )
-
-
-def _stored(config: FinetuneConfig, path: Path) -> FinetuneConfig:
-    try:
-        stored = read_group(type(config), path)
-    except InputError as error:
-        raise InputError(f"{error}; {path.parent} cannot continue without it, take another --name") from None
-    if stored.name is None:
-        raise InputError(f"{path} is damaged, it names no run; take another --name")
-    return stored
 
 
 def _refuse_fewer(key: str, given: Sequence[object], lost: Sequence[object], folder: Path) -> None:
