@@ -197,14 +197,6 @@ class HeadConfig:
             same = ",".join(other for other in weights if other.rpartition("=")[0] == label)
             require(labels.count(label) == 1, "head.class_weights", same, "weighs one class twice; keep one")
 
-    def check_labels(self, label_type: LabelType) -> None:
-        """Raise InputError for a setting without a meaning for labels of this kind."""
-        weights, smoothing = self.class_weights, self.label_smoothing
-        fits = label_type != "regression" or weights is None
-        require(fits, "head.class_weights", weights, "is about classes, not numbers")
-        fits = label_type == "classification" or not smoothing
-        require(fits, "head.label_smoothing", smoothing, "needs labels of which one holds")
-
 
 def _is_weight(text: str) -> bool:
     try:
@@ -317,7 +309,12 @@ class FinetuneConfig(RunConfig):
         self.task = _plain_tasks(self.task)
         check_strategy(self.trainer, self.optimizer)
         tasks = ",".join(self.task)
-        self.head.check_labels("regression" if SCORES in self.task else self.data.label_type)
+        label_type = "regression" if SCORES in self.task else self.data.label_type
+        weights, smoothing = self.head.class_weights, self.head.label_smoothing
+        fits = label_type != "regression" or weights is None
+        require(fits, "head.class_weights", weights, "is about classes, not numbers")
+        fits = label_type == "classification" or not smoothing
+        require(fits, "head.label_smoothing", smoothing, "needs labels of which one holds")
         both = bool(self.task and self.data.train)
         require(not both, "task", tasks, f"and data.train={self.data.train} are two tasks; give one of them")
         self._check_unused()
