@@ -25,13 +25,8 @@ from mlm.config.training import (
 Devices = Positive | Literal["auto"]
 
 
-FolderName = Annotated[
-    str,
-    rule(
-        "must be a plain folder name of at most 150 characters",
-        re.compile(r"(?![.~ ])[^/\\\0\n]{1,150}").fullmatch,
-    ),
-]
+_FOLDER = re.compile(r"(?![.~ ])[^/\\\0\n]{1,150}")
+FolderName = Annotated[str, rule("must be a plain folder name of at most 150 characters", _FOLDER.fullmatch)]
 
 
 @schema()

@@ -238,8 +238,7 @@ def nearest(name: str, names: Sequence[str], dashes: str = "") -> str:
     return f"; did you mean {either(meant)}?" if meant else ""
 
 
-_UNKNOWN = "unexpected_keyword_argument"
-_RULES = ("finite_number", "value_error")
+_UNKNOWN, _RULES = "unexpected_keyword_argument", ("finite_number", "value_error")
 
 
 def _explain(error: ValidationError, cls: Any, group: str) -> InputError:

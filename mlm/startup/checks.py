@@ -101,9 +101,8 @@ def _check_inference(
 
 def check_run(config: object) -> None:
     """Raise InputError if the run folder is another run's; a suite may continue its own."""
-    if not isinstance(config, commands.RunConfig) or isinstance(
-        config, commands.PlanConfig | commands.InspectConfig
-    ):
+    looks_only = isinstance(config, commands.PlanConfig | commands.InspectConfig)
+    if looks_only or not isinstance(config, commands.RunConfig):
         return
     folder = Path(config.runs_dir, config.name or "")
     if isinstance(config, FinetuneConfig) and goes_on(config):
