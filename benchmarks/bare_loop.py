@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from measuring import median
 
+from mlm.config.commands import PretrainConfig
 from mlm.config.data import prediction_slots
-from mlm.config.experiment import PretrainConfig
 from mlm.data.collate import MaskedBatch, MaskedRows, build_masking
 from mlm.data.corpus import Corpus
 from mlm.data.sampler import TrainingSampler

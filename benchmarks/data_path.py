@@ -130,8 +130,8 @@ def run_step(options: argparse.Namespace) -> dict[str, float]:
     """Take some steps of the default model, as training does on a CPU, and time both halves of each."""
     import torch
 
+    from mlm.config.commands import PretrainConfig
     from mlm.config.data import TokenizerConfig
-    from mlm.config.experiment import PretrainConfig
     from mlm.data.collate import MaskedRows, build_masking
     from mlm.data.corpus import prepare_corpus
     from mlm.data.sampler import TrainingSampler

@@ -23,7 +23,7 @@ from bare_loop import WARM, Loop
 from measuring import machine_facts, table, write_result
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from mlm.config.experiment import PretrainConfig
+from mlm.config.commands import PretrainConfig
 from mlm.startup.command import parse_config
 from mlm.training.pretraining import prepare
 

@@ -1,4 +1,4 @@
-"""Who started this process, and as which of how many: what launchers say in environment variables."""
+"""The launcher of this process and its rank, from the environment variables of torchrun and SLURM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlm.config.errors import require
 SCRIPTS = {"train.py": "mlm pretrain", "finetune.py": "mlm finetune"}
 """The scripts of the repository and the same commands where only the package is installed."""
 FIRST_PROCESS_S = 5.0
-"""How long the first process of a run may take to tell a mistake that all processes make."""
+"""How long the first process of a run may take to report a mistake that all processes make."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,7 @@ class Launch:
 
 
 def launched() -> Launch | None:
-    """Return what torchrun or SLURM's srun started; None: this process was started by itself.
-
-    Raises:
-        InputError: srun put different numbers of processes on the nodes.
-    """
+    """Return the processes of torchrun or SLURM's srun; None: this process was started by itself."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         here = int(os.environ["LOCAL_WORLD_SIZE"])
         return Launch("torchrun", here, int(os.environ["WORLD_SIZE"]) // here)
@@ -58,11 +54,7 @@ def is_first_process() -> bool:
 
 
 def wait_for_first_process() -> None:
-    """Return after some seconds, in which the first process can end the run with the same message.
-
-    Raises:
-        SystemExit: whoever started this process is gone: there is nothing left to tell.
-    """
+    """Let the first process end the run with the same message; exit if the parent is gone."""
     parent, deadline = os.getppid(), time.monotonic() + FIRST_PROCESS_S
     while time.monotonic() < deadline:
         if os.getppid() != parent:

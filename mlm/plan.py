@@ -9,9 +9,9 @@ import json
 import math
 from pathlib import Path
 
+from mlm.config.commands import PretrainConfig
 from mlm.config.data import TokenizerConfig, prediction_slots
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig
 from mlm.config.model import ModelConfig
 from mlm.config.training import BaseTrainerConfig, OptimizerConfig
 from mlm.files import format_bytes

@@ -19,8 +19,8 @@ import profile_step  # noqa: E402
 import throughput  # noqa: E402
 import time_to_loss  # noqa: E402
 
-from mlm.config.experiment import PretrainConfig  # noqa: E402
-from mlm.config.keys import Keys  # noqa: E402
+from mlm.config.commands import PretrainConfig  # noqa: E402
+from mlm.config.parse import Keys  # noqa: E402
 
 
 def test_gpu_needs_torch_alone():

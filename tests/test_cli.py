@@ -3,12 +3,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from mlm.__main__ import COMMANDS, Command, main
+from mlm.__main__ import COMMANDS, Command, main, run
 
 ROOT = Path(__file__).parent.parent
 
@@ -111,18 +113,19 @@ def test_mistake_names_the_command(capsys):
     assert capsys.readouterr().err.startswith("mlm evaluate: error: model=nowhere is not a model folder")
 
 
+@dataclass
+class ProbeConfig:
+    positional: ClassVar[str] = "do"
+    do: list[str]
+
+
 @pytest.fixture
 def probe(tmp_path, monkeypatch):
     """Add a command of our own, as one entry of the table, whose function does what its first word says."""
     source = """
         import logging
-        from dataclasses import dataclass
 
         from mlm.config.errors import InputError
-
-        @dataclass
-        class ProbeConfig:
-            do: list[str]
 
         def probe(config):
             logging.getLogger("mlm.probe").info("working")
@@ -134,7 +137,7 @@ def probe(tmp_path, monkeypatch):
     """
     (tmp_path / "mlm_probe.py").write_text(textwrap.dedent(source))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(COMMANDS, "probe", Command("", "mlm_probe:ProbeConfig", "mlm_probe:probe", "do"))
+    monkeypatch.setitem(COMMANDS, "probe", Command(ProbeConfig, "mlm_probe:probe"))
 
 
 @pytest.mark.usefixtures("probe")
@@ -149,3 +152,24 @@ def test_exit_status_of_the_work(capsys, caplog):
     assert capsys.readouterr().err.startswith(
         "mlm probe: error: line 3 of x.txt: not UTF-8\nmlm probe: interrupted\n"
     )
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["pretrain", "--help"], ["plan"], ["qqq"]])
+def test_windows_is_refused_before_anything_else(capsys, monkeypatch, tmp_path, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.platform", "win32")
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    assert capsys.readouterr() == ("", "mlm: error: mlm runs on Linux and macOS; on Windows, use WSL\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("script", "name"), [("train.py", "pretrain"), ("finetune.py", "finetune")])
+def test_scripts_refuse_windows_too(capsys, monkeypatch, tmp_path, script, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.platform", "win32")
+    with pytest.raises(SystemExit) as stop:
+        run(name, ["--help"], prog=script)
+    assert stop.value.code == 2
+    assert capsys.readouterr() == ("", f"{script}: error: mlm runs on Linux and macOS; on Windows, use WSL\n")

@@ -12,8 +12,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlm.__main__ import main
+from mlm.config.commands import PlanConfig, PretrainConfig
 from mlm.config.errors import InputError
-from mlm.config.experiment import PlanConfig, PretrainConfig
 from mlm.config.files import config_folder, shipped_names
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.config.training import OptimizerConfig, TrainerConfig
@@ -294,7 +294,7 @@ def test_every_shipped_run_can_be_planned(capsys, path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--init", "some/model"], "init=some/model is not looked into"),
+        (["--init", "some/model"], "init=some/model is not read by this command"),
         (["--data.seq_len", "1024", "--model", "bert-tiny"], "data.seq_len=1024 is longer than"),
         (["--model.vocab_size", "100"], "model.vocab_size=100 is smaller than the tokenizer"),
         (["--tokenizer.path", "pyproject.toml"], "pyproject.toml is not a tokenizer.json"),

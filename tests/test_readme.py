@@ -3,15 +3,13 @@
 import ast
 import re
 import shlex
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from mlm.__main__ import COMMANDS, split_command
 from mlm.config.errors import InputError
-from mlm.config.keys import Keys, read_file
-from mlm.config.parse import build_config, read_words
+from mlm.config.parse import Keys, build_config, read_file, read_words
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -74,13 +72,8 @@ def parse(line: str) -> None:
     if rest in ([], ["--help"]) or name == "--help":
         return
     command = COMMANDS[name]
-    given = read_words(schema_of(command.config), rest, command.positional)
-    build_config(schema_of(command.config), given.given, given.flags)
-
-
-def schema_of(config: str) -> type:
-    module, _, name = config.partition(":")
-    return getattr(import_module(module), name)
+    given = read_words(command.config, rest)
+    build_config(command.config, given.given, given.flags)
 
 
 def of_our_parser(line: str) -> bool:
@@ -137,12 +130,12 @@ def test_options_named_in_a_sentence_exist(document):
 
 
 def all_keys() -> list[Keys]:
-    return [Keys.of(schema_of(command.config)) for command in COMMANDS.values()]
+    return [Keys.of(command.config) for command in COMMANDS.values()]
 
 
 @each_document
 def test_yaml_has_only_keys_that_exist(document, tmp_path):
-    cls = schema_of("mlm.config.experiment:PretrainConfig")
+    cls = COMMANDS["pretrain"].config
     for block in blocks(document, "yaml"):
         path = tmp_path / "block.yaml"
         path.write_text(block)
@@ -177,7 +170,7 @@ def test_hub_data_sets_are_spelt_as_they_must_be():
 
 
 def test_the_mistake_in_the_pages_is_answered_as_shown(capsys):
-    from mlm.config.experiment import PretrainConfig
+    from mlm.config.commands import PretrainConfig
     from mlm.startup.command import parse_config
 
     shown = re.search(rf"\$ python train.py (.*{MISTAKE}.*)\n(train.py: error: .*)\n", text_of(DOCUMENTS))

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 import mlm
+from mlm.config.commands import PretrainConfig
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.parse import dump_config
-from mlm.startup.command import one_line_errors, parse_config
-from mlm.startup.runs import RUN_NAME
+from mlm.startup.command import RUN_NAME, one_line_errors, parse_config
 
 ROOT = Path(__file__).parent.parent
 

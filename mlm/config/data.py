@@ -7,10 +7,20 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from mlm.config.errors import InputError, require
-from mlm.config.schema import InsideUnit, NonNegative, Positive, Unit, UpToOne, UserPath, is_encoding, schema
+from mlm.config.schema import (
+    AboveZero,
+    Encoding,
+    InsideUnit,
+    NonNegative,
+    Positive,
+    RowLength,
+    Unit,
+    UpToOne,
+    UserPath,
+    rule,
+    schema,
+)
 
 PYTHON_DOCS = "python-docs"
 HUB_PREFIX = "hub:"
@@ -36,11 +46,7 @@ class HubName:
 
     @classmethod
     def parse(cls, text: str) -> HubName:
-        """Take a source's path apart.
-
-        Raises:
-            InputError: the text does not follow the pattern.
-        """
+        """Split the path of a source; raise InputError if it does not follow the pattern."""
         name = r"[A-Za-z0-9][\w.-]*"
         match = re.fullmatch(rf"{HUB_PREFIX}({name}/{name})(?:@([^@:\s]+))?(?::(\S+))?", text)
         if match is None:
@@ -59,20 +65,14 @@ class SourceConfig:
     """What one document is in this source; null: data.document."""
     text_column: str | None = None
     """Column or JSON key that holds the text; null: the only candidate."""
-    encoding: str = "utf-8"
+    encoding: Encoding = "utf-8"
     """Text encoding of the files."""
     encoding_errors: Literal["strict", "replace"] = "strict"
     """At bytes that are not in the encoding: stop, or put U+FFFD and count them."""
     format: FileFormat | None = None
     """Format of the files; null: by their names."""
-    weight: float | None = None
+    weight: AboveZero | None = None
     """Share of the training tokens, relative to the other sources; null: as much as there is."""
-
-    def __post_init__(self) -> None:
-        place, weight = f"data.sources: {self.path}:", self.weight
-        require(weight is None or weight > 0, f"{place} weight", weight, "must be above 0, or null")
-        hint = "is not a text encoding that Python knows; try utf-8 or latin-1"
-        require(is_encoding(self.encoding), f"{place} encoding", self.encoding, hint)
 
     @property
     def is_local(self) -> bool:
@@ -80,19 +80,15 @@ class SourceConfig:
         return self.path != PYTHON_DOCS and not self.path.startswith(HUB_PREFIX) and "://" not in self.path
 
 
-def _default_sources() -> list[SourceConfig]:
-    return [SourceConfig(PYTHON_DOCS)]
-
-
 @schema("data.")
 class CorpusConfig:
     """Documents, rows and the held-out part."""
 
-    sources: list[SourceConfig] = field(default_factory=_default_sources)
+    sources: list[SourceConfig] = field(default_factory=lambda: [SourceConfig(PYTHON_DOCS)])
     """File, folder, glob, python-docs, hub:OWNER/NAME[@CONFIG][:SPLIT], or several as a,b."""
     document: DocumentRule = "auto"
     """One document of a text file; auto: paragraph if it has blank lines, else line."""
-    seq_len: Annotated[int, Field(ge=8, le=MAX_ROW)] = 128
+    seq_len: Annotated[RowLength, rule(f"must be at most {MAX_ROW}", MAX_ROW.__ge__)] = 128
     """Tokens a row, special tokens included."""
     packing: Literal["isolate", "concat", "none"] = "isolate"
     """isolate: documents that share a row never see each other; concat: they run on; none: one a row."""
@@ -137,7 +133,7 @@ class TokenizerConfig:
     """A tokenizer.json or model folder to reuse; null: train one."""
     type: Literal["wordpiece", "bpe", "wordlevel"] = "wordpiece"
     """Kind of vocabulary to train: WordPiece, byte-level BPE, or whole words between spaces, as for codes."""
-    vocab_size: Annotated[int, Field(le=MAX_VOCABULARY)] = 8192
+    vocab_size: Annotated[int, rule(f"must be at most {MAX_VOCABULARY}", MAX_VOCABULARY.__ge__)] = 8192
     """Entries of the trained vocabulary, special tokens included."""
     lowercase: bool = True
     """Fold case first (trained vocabularies only)."""

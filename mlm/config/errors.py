@@ -6,11 +6,9 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Configuration or data the user has to change; names what, where, which value and what to do.
+    """Configuration or data the user has to change: one line that names place, value, rule and remedy.
 
-    Args:
-        message: one line.
-        key: the dotted key at fault, by which its file and line are found; empty: none.
+    `key` is the dotted key at fault, by which its file and line are found; empty: none.
     """
 
     def __init__(self, message: str, key: str = "") -> None:

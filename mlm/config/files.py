@@ -2,8 +2,7 @@
 
 - a file is named by its path, or a shipped one by its stem (`bert-mini`), from any folder
 - YAML's own guesses are not used (to it `1e-4` is a string, `no` is false and `0010` is 8): every scalar
-  stays the text that was written, and `values.py` reads that text as the type of its field
-- a key that occurs twice in a mapping is an error, as is invalid YAML; both name file and line
+  stays the text that was written, and `schema.py` reads that text as the type of its field
 """
 
 from __future__ import annotations
@@ -33,15 +32,9 @@ def shipped_names(kind: str) -> list[str]:
 
 
 def find_config(name: str, kind: str, relative_to: Path | None = None) -> Path:
-    """Return the file that `name` means.
+    """Return the file of a path, or of the stem of a shipped file, of which those in `kind` come first.
 
-    Args:
-        name: a path, or the stem of a shipped file.
-        kind: sub-folder of the shipped files that is searched first (`pretrain`, `model`, ...).
-        relative_to: folder that a relative path starts from; None: the working directory.
-
-    Raises:
-        InputError: there is no such file; lists the shipped ones.
+    A relative path starts from `relative_to`, by default the working directory.
     """
     path = (relative_to or Path()) / Path(name).expanduser()
     if path.is_file():
@@ -55,11 +48,7 @@ def find_config(name: str, kind: str, relative_to: Path | None = None) -> Path:
 
 
 def load_yaml(path: Path) -> yaml.Node | None:
-    """Return the node tree of a file; None when it is empty.
-
-    Raises:
-        InputError: unreadable, not UTF-8 or not YAML; names file and line or byte.
-    """
+    """Return the node tree of a file, None if it is empty; InputError names file and line or byte."""
     try:
         return parse_yaml(path.read_text(encoding="utf-8-sig"), str(path))
     except UnicodeDecodeError as error:
@@ -69,20 +58,14 @@ def load_yaml(path: Path) -> yaml.Node | None:
 
 
 def parse_yaml(text: str, where: str) -> yaml.Node | None:
-    """Return the node tree of a text; None when it is empty.
-
-    Args:
-        text: YAML.
-        where: the file or flag it comes from, for messages; empty: the caller names it.
-
-    Raises:
-        InputError: the text is not YAML; names `where` and the line.
-    """
+    """Return the node tree of a text; InputError names `where`, a file, a flag or nothing, and the line."""
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
+        marks = [mark for mark in (error.context_mark, error.problem_mark) if mark is not None]
+        begin = min((mark.index for mark in marks), default=0)
+        hint = "; quote a text that starts with *" if text[begin:].startswith("*") else ""
         place = _place(where, error.problem_mark.line if error.problem_mark else None)
-        hint = "; quote a text that starts with *" if text[_offset(error) :].startswith("*") else ""
         raise InputError(f"{place}not valid YAML: {error.problem}{hint}") from None
     except yaml.YAMLError as error:
         raise InputError(f"{_place(where)}not valid YAML: {error}") from None
@@ -93,8 +76,7 @@ def parse_yaml(text: str, where: str) -> yaml.Node | None:
 def mapping_items(node: yaml.Node | None, where: str) -> Iterator[tuple[str, yaml.Node, str]]:
     """Yield key, value and place (`my.yaml:3: `) of each entry of a mapping; nothing for null.
 
-    Raises:
-        InputError: the node is not a mapping, or a key occurs twice; names `where` and the line.
+    Raise InputError if the node is not a mapping, or a key occurs twice.
     """
     if node is None or _is_null(node):
         return
@@ -104,20 +86,14 @@ def mapping_items(node: yaml.Node | None, where: str) -> Iterator[tuple[str, yam
     for key_node, value in node.value:
         key, place = str(key_node.value), _place(where, key_node.start_mark.line)
         if key in places:
-            first = places[key].removesuffix(": ")
-            raise InputError(
-                f"{place}{key} is given twice{f' (first in {first})' if first else ''}; keep one"
-            )
+            first = f" (first in {places[key].removesuffix(': ')})" if where else ""
+            raise InputError(f"{place}{key} is given twice{first}; keep one")
         places[key] = place
         yield key, value, place
 
 
 def read_tree(node: yaml.Node | None, where: str) -> Tree:
-    """Return the content of a node, every scalar as the text that was written.
-
-    Raises:
-        InputError: a key occurs twice in a mapping, or a value contains itself; names `where`.
-    """
+    """Return the content of a node; raise InputError if a key occurs twice or a value contains itself."""
     try:
         return _tree(node, where)
     except RecursionError:
@@ -137,12 +113,6 @@ def _tree(node: yaml.Node | None, where: str) -> Tree:
 def _is_null(node: yaml.Node) -> bool:
     plain = isinstance(node, yaml.ScalarNode) and node.style is None
     return plain and node.value in ("", "~", "null", "Null", "NULL")
-
-
-def _offset(error: yaml.MarkedYAMLError) -> int:
-    """Return where in the text the mistake begins."""
-    marks = [mark.index for mark in (error.context_mark, error.problem_mark) if mark is not None]
-    return min(marks, default=0)
 
 
 def _place(where: str, line: int | None = None) -> str:

@@ -1,39 +1,32 @@
-"""The options of fine-tuning on labelled texts.
+"""The options of fine-tuning on labelled texts or on tasks of GLUE.
 
-Groups whose defaults differ from pretraining's are subclasses, so that `--help` and YAML show the right ones.
-A configuration may mean several runs; `suite.py` lists them.
+- groups whose defaults differ from pretraining's are subclasses, so that `--help` shows the right ones
+- a recipe is a file of `configs/finetune/` for `--config`: keys of fine-tuning, and under `recipes` an entry
+  for each task that needs other values; several values of a key make a grid
+- a configuration may mean several runs: `mlm/startup/suite.py` lists them
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import field
+from itertools import product
 from typing import ClassVar, Literal
 
+from mlm.config.commands import RunConfig
 from mlm.config.errors import require, require_defaults
-from mlm.config.experiment import RunConfig
-from mlm.config.glue import (
-    FROM_MNLI,
-    GLUE_TASKS,
-    MNLI,
-    SCORES,
-    Selection,
-    TaskRecipe,
-    check_seeds,
-    check_tasks,
-)
 from mlm.config.model import LabelType, Pooling
 from mlm.config.schema import (
     AboveZero,
     BelowOne,
     Encoding,
     InsideUnit,
-    NonNegative,
     Positive,
     RowLength,
     Separator,
     UpToOne,
     UserPath,
+    nearest,
     schema,
 )
 from mlm.config.training import (
@@ -43,6 +36,109 @@ from mlm.config.training import (
     ScheduleConfig,
     check_strategy,
 )
+
+SCRATCH = "scratch"
+"""In place of a model: random weights."""
+GLUE_TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "ax")
+"""Names as on the Hugging Face hub; the last is the diagnostic set, which MNLI's model answers."""
+DIAGNOSTIC = "ax"
+MNLI = "mnli"
+SCORES = "stsb"
+"""The task whose labels are numbers."""
+FROM_MNLI = ("rte", "mrpc", "stsb")
+"""The small tasks that gain most from starting at the model of MNLI (Liu et al. 2019, arXiv:1907.11692)."""
+
+Point = dict[str, float]
+"""One combination of the values of a grid, by dotted key."""
+
+
+@schema("recipes: ")
+class TaskRecipe:
+    """Settings of one task; several values of a key make a grid, none leave the key as it is."""
+
+    task: str
+    """Name of the task, or `all`: the entry for those without one of their own."""
+    lr: list[float] = field(default_factory=list)
+    """optimizer.lr"""
+    weight_decay: list[float] = field(default_factory=list)
+    """optimizer.weight_decay"""
+    step_decay: list[float] = field(default_factory=list)
+    """The same as a share lost at each step at the peak rate, whatever that is: weight_decay = this / lr."""
+    batch_size: list[int] = field(default_factory=list)
+    """trainer.batch_size"""
+    max_epochs: list[int] = field(default_factory=list)
+    """trainer.max_epochs"""
+    seeds: list[int] = field(default_factory=list)
+    """The seeds of this task."""
+
+    def __post_init__(self) -> None:
+        known = self.task in (*GLUE_TASKS, "all")
+        require(known, "recipes: task", self.task, f"is none of {', '.join(GLUE_TASKS)} or all")
+        if self.step_decay:
+            key, value = "recipes: step_decay", self.step_decay
+            require(not self.weight_decay, key, value, "conflicts with weight_decay; keep one")
+            require(bool(self.lr), key, value, "needs lr in the same entry")
+            divides = all(rate > 0 for rate in self.lr)
+            require(divides, "recipes: lr", self.lr, "must be above 0: step_decay is divided by it")
+        _check_seeds(f"recipes: task={self.task}: seeds", self.seeds)
+
+    def without(self, keys: set[str]) -> None:
+        """Forget the values of these dotted keys, which the command line gives."""
+        for name, key in _KEYS.items():
+            if key in keys:
+                setattr(self, name, [])
+        if keys & {"seed", "seeds"}:
+            self.seeds = []
+        if keys & {"optimizer.weight_decay", "optimizer.lr"}:
+            self.step_decay = []
+
+    def points(self) -> list[Point]:
+        """Return every combination of the values, [{}] if none is given."""
+        given = {key: getattr(self, name) for name, key in _KEYS.items() if getattr(self, name)}
+        if self.step_decay:
+            given["step_decay"] = self.step_decay
+        points = [dict(zip(given, values, strict=True)) for values in product(*given.values())]
+        for point in points:
+            if "step_decay" in point:
+                # Rounded, so that 5e-6 / 5e-5 is 0.1 in the files too.
+                decay = point.pop("step_decay") / point["optimizer.lr"]
+                point["optimizer.weight_decay"] = float(f"{decay:.6g}")
+        return points
+
+
+_KEYS = {
+    "lr": "optimizer.lr",
+    "weight_decay": "optimizer.weight_decay",
+    "batch_size": "trainer.batch_size",
+    "max_epochs": "trainer.max_epochs",
+}
+
+
+def _check_seeds(key: str, seeds: list[int]) -> None:
+    """Raise InputError unless every seed is a run of its own: a repeated run would narrow the spread."""
+    require(len(set(seeds)) == len(seeds), key, seeds, "names one twice")
+    require(min(seeds, default=0) >= 0, key, seeds, "must be at least 0")
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a task without the marks of its other spellings: SST-2 is sst2."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _plain_tasks(tasks: list[str]) -> list[str]:
+    """Return the plain names of tasks, those of GLUE for `all`; raise InputError if they make no sense."""
+    tasks = [plain_name(name) for name in tasks]
+    words = ",".join(tasks)
+    if "all" in tasks:
+        require(len(tasks) == 1, "task", words, "names all tasks and one of them; keep all")
+        return list(GLUE_TASKS)
+    for name in tasks:
+        fix = nearest(name, GLUE_TASKS) or f"; there are {', '.join(GLUE_TASKS)} and all"
+        require(name in GLUE_TASKS, "task", name, f"is not a task of GLUE{fix}")
+    require(len(set(tasks)) == len(tasks), "task", words, "names a task twice")
+    alone = DIAGNOSTIC in tasks and MNLI not in tasks
+    require(not alone, "task", DIAGNOSTIC, "has nothing to train on: MNLI's model answers it; add mnli")
+    return tasks
 
 
 @schema("data.")
@@ -75,16 +171,8 @@ class LabelledConfig:
     """Train on this many examples only, chosen by a hash of the text; null: all."""
 
     def __post_init__(self) -> None:
-        for name in ("validation", "test"):
-            needless = self.train is None and getattr(self, name) is not None
-            require(not needless, f"data.{name}", getattr(self, name), "needs data.train beside it")
-
-
-OF_OWN_FILES = (
-    *("text_column", "text_pair_column", "label_column"),
-    *("label_type", "label_separator", "encoding"),
-)
-"""Keys that only labelled files of the user's own have."""
+        if self.train is None:
+            require_defaults(self, ("validation", "test"), "needs data.train beside it", "data.")
 
 
 @schema("head.")
@@ -101,34 +189,20 @@ class HeadConfig:
     """Share of the target spread evenly over all classes, in [0, 1)."""
 
     def __post_init__(self) -> None:
-        for entry in self.class_weights if isinstance(self.class_weights, list) else []:
-            require(is_weight(entry), "head.class_weights", entry, "must be label=weight, the weight above 0")
-            same = [other for other in self.class_weights or [] if _label(other) == _label(entry)]
-            require(len(same) == 1, "head.class_weights", ",".join(same), "weighs one class twice; keep one")
-
-    def check_labels(self, label_type: LabelType) -> None:
-        """Check that what is asked for has a meaning for labels of this kind.
-
-        Raises:
-            InputError: it has none.
-        """
-        number = label_type == "regression"
-        weights, smoothing = self.class_weights, self.label_smoothing
-        require(not number or weights is None, "head.class_weights", weights, "is about classes, not numbers")
-        one = label_type == "classification"
-        require(one or not smoothing, "head.label_smoothing", smoothing, "needs labels of which one holds")
+        weights = self.class_weights if isinstance(self.class_weights, list) else []
+        labels = [entry.rpartition("=")[0] for entry in weights]
+        for entry, label in zip(weights, labels, strict=True):
+            right = bool(label) and _is_weight(entry.rpartition("=")[2])
+            require(right, "head.class_weights", entry, "must be label=weight, the weight above 0")
+            same = ",".join(other for other in weights if other.rpartition("=")[0] == label)
+            require(labels.count(label) == 1, "head.class_weights", same, "weighs one class twice; keep one")
 
 
-def is_weight(entry: str) -> bool:
-    """Return whether a text is a label, an equals sign, and a number above 0."""
+def _is_weight(text: str) -> bool:
     try:
-        return bool(_label(entry)) and 0 < float(entry.rpartition("=")[2]) < math.inf
+        return 0 < float(text) < math.inf
     except ValueError:
         return False
-
-
-def _label(entry: str) -> str:
-    return entry.rpartition("=")[0]
 
 
 @schema("optimizer.")
@@ -136,13 +210,10 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     """Optimizer and gradient clipping."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    """AdamW, or Muon for the hidden matrices and AdamW for the rest."""
     lr: AboveZero = 3e-4
     """Peak learning rate, for small encoders; a hundred million parameters take 2e-5 to 8e-5."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.98)
-    """Decay of AdamW's first and second moment."""
     eps: AboveZero = 1e-6
-    """Added to the root of AdamW's second moment."""
     layer_decay: UpToOne = 1.0
     """Learning rate of each layer as a share of that above it: 1 for the head, least for the embeddings."""
 
@@ -154,7 +225,6 @@ class FinetuneScheduleConfig(ScheduleConfig):
     name: Literal["linear", "cosine", "wsd", "constant"] = "linear"
     """After the warm-up; wsd: constant, then decay."""
     warmup_fraction: BelowOne = 0.06
-    """Share of the run spent warming up, in [0, 1)."""
 
 
 @schema("trainer.")
@@ -191,10 +261,6 @@ class FinetuneTrainerConfig(BaseTrainerConfig):
         return *super().bounds, self.max_epochs
 
 
-SCRATCH = "scratch"
-"""In place of a model: random weights."""
-
-
 @schema()
 class FinetuneConfig(RunConfig):
     """Fine-tune an encoder on labelled texts, or on tasks of GLUE.
@@ -206,8 +272,6 @@ class FinetuneConfig(RunConfig):
     default_stem: ClassVar[str] = "finetune"
     own_group: ClassVar[str] = "head"
 
-    seed: NonNegative = 0
-    """Decides the new head, order of examples and dropout."""
     model: UserPath | None = None
     """Model folder or hub's OWNER/NAME; scratch: random weights; null: the newest pretraining in runs_dir."""
     model_config: UserPath | None = None
@@ -220,7 +284,7 @@ class FinetuneConfig(RunConfig):
     """Folder of the official GLUE folders, or of a download of the hub's; null: the hub."""
     seeds: list[int] = field(default_factory=list)
     """A run of every task with each of these, and a table of all; empty: seed."""
-    selection: Selection = "holdout"
+    selection: Literal["holdout", "dev"] = "holdout"
     """GLUE: best epoch and grid point by a part held out of train, or by dev itself."""
     start_from_mnli: bool = False
     """RTE, MRPC and STS-B start from the model tuned on MNLI."""
@@ -242,27 +306,35 @@ class FinetuneConfig(RunConfig):
     """Where metrics go."""
 
     def __post_init__(self) -> None:
-        self.task = check_tasks(self.task)
+        self.task = _plain_tasks(self.task)
         check_strategy(self.trainer, self.optimizer)
         tasks = ",".join(self.task)
-        self.head.check_labels("regression" if SCORES in self.task else self.data.label_type)
+        label_type = "regression" if SCORES in self.task else self.data.label_type
+        weights, smoothing = self.head.class_weights, self.head.label_smoothing
+        fits = label_type != "regression" or weights is None
+        require(fits, "head.class_weights", weights, "is about classes, not numbers")
+        fits = label_type == "classification" or not smoothing
+        require(fits, "head.label_smoothing", smoothing, "needs labels of which one holds")
         both = bool(self.task and self.data.train)
         require(not both, "task", tasks, f"and data.train={self.data.train} are two tasks; give one of them")
-        self._check_needless()
-        wanting = self.start_from_mnli and MNLI not in self.task and bool(set(FROM_MNLI) & set(self.task))
-        require(
-            not wanting, "start_from_mnli", "true", f"with task={tasks} needs mnli too; add it, or set false"
-        )
+        self._check_unused()
+        wanting = self.start_from_mnli and MNLI not in self.task and self._has_from_mnli
+        rule = f"with task={tasks} needs mnli too; add it, or set false"
+        require(not wanting, "start_from_mnli", "true", rule)
         missing = ", ".join(task for task in GLUE_TASKS if task not in self.task)
         whole = not (self.submit and missing)
         require(whole, "submit", "true", f"is for the server, which wants all tasks; add {missing} to --task")
-        check_seeds("seeds", self.seeds)
+        _check_seeds("seeds", self.seeds)
         entries = [recipe.task for recipe in self.recipes]
         for task in entries:
             require(entries.count(task) == 1, "recipes: task", task, "has two entries; make them one")
 
-    def _check_needless(self) -> None:
-        """Refuse what would be ignored."""
+    @property
+    def _has_from_mnli(self) -> bool:
+        return bool(set(FROM_MNLI) & set(self.task))
+
+    def _check_unused(self) -> None:
+        """Refuse settings that would be ignored."""
         if not self.task:
             hint = "is about GLUE; name its tasks with --task"
             require_defaults(self, ("glue_dir", "submit", "selection"), hint)
@@ -271,16 +343,23 @@ class FinetuneConfig(RunConfig):
             require_defaults(self, ("model_config", "tokenizer"), hint)
         if not self.data.train:
             fix = "GLUE's are known; leave it out" if self.task else "name them with --data.train"
-            require_defaults(self.data, OF_OWN_FILES, f"is about files of your own; {fix}", "data.")
+            own = (
+                "text_column",
+                "text_pair_column",
+                "label_column",
+                "label_type",
+                "label_separator",
+                "encoding",
+            )
+            require_defaults(self.data, own, f"is about files of your own; {fix}", "data.")
 
     def prefer_flags(self, flags: set[str]) -> None:
-        """Let what stands on the command line win over the recipes of a file.
+        """Let flags win over the recipes of a file.
 
-        Of a file `start_from_mnli` says how those tasks are trained that are asked for; typed, it wants one.
+        In a file `start_from_mnli` may serve other tasks; as a flag it needs one that it affects.
         """
         wanted = "start_from_mnli" in flags and self.start_from_mnli
-        serves = not wanted or bool(set(FROM_MNLI) & set(self.task))
         hint = f"is about {', '.join(FROM_MNLI)}; name one of them with --task, or leave it out"
-        require(serves, "start_from_mnli", "true", hint)
+        require(not wanted or self._has_from_mnli, "start_from_mnli", "true", hint)
         for recipe in self.recipes:
             recipe.without(flags)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import shutil
 import textwrap
-from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, is_dataclass
 from itertools import pairwise
-from typing import Any, get_type_hints
+from typing import Any
 
+from mlm.config.errors import in_words
 from mlm.config.files import shipped_names
-from mlm.config.keys import Keys
-from mlm.config.values import alternatives
+from mlm.config.parse import Keys, to_plain
+from mlm.config.schema import alternatives, default_of, walk
 
 RULES = """
 Every key is a flag and a key of YAML files. Flags win over files, later ones over earlier ones; --GROUP FILE
@@ -25,17 +24,12 @@ WIDEST, COLUMN, NARROW = 120, 34, 90
 """Columns of the text at most, of the keys, and below which a key has a line of its own."""
 
 
-def format_help(cls: type, prog: str, positional: str | None = None) -> str:
-    """Return the help text of a command, as wide as the terminal.
-
-    Args:
-        cls: dataclass of the command.
-        prog: name of the program.
-        positional: the key that is given without a flag.
-    """
+def format_help(cls: type, prog: str) -> str:
+    """Return the help text of a command, as wide as the terminal; `prog`: name of the program."""
     width = min(shutil.get_terminal_size((WIDEST, 50)).columns, WIDEST)
-    words = f" {positional.upper()} ..." if positional else ""
-    shipped = ", ".join(shipped_names(Keys.of(cls).kind))
+    keys = Keys.of(cls)
+    words = f" {keys.positional.upper()} ..." if keys.positional else ""
+    shipped = ", ".join(shipped_names(keys.kind))
     shipped = f" or the name of a shipped one ({shipped})" if shipped else ""
     about, _, examples = (inspect.getdoc(cls) or "").partition("\n\n")
     lines = [
@@ -50,34 +44,35 @@ def format_help(cls: type, prog: str, positional: str | None = None) -> str:
         *_entry("-h, --help", "Show this text.", width),
         *_entry("-c, --config FILE", f"YAML file{shipped}; may be repeated.", width),
     ]
-    for title, keys in _sections(cls):
-        lines += ["", f"{title}:"] if title else []
-        for key, text in keys:
-            lines += _entry(f"--{key}", text, width)
+    for section in _sections(cls, width).values():
+        lines += section
     return "\n".join(lines) + "\n"
 
 
-def _sections(cls: Any, prefix: str = "") -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield title, keys and their texts: first those of `cls` itself, then of each group in it."""
-    types, docs = get_type_hints(cls), field_docs(cls)
-    groups = [one for one in fields(cls) if is_dataclass(types[one.name])]
-    title = (inspect.getdoc(cls) or "").partition("\n")[0].rstrip(".") if prefix else ""
-    yield (
-        title,
-        [
-            (f"{prefix}{one.name}", f"{docs[one.name]} {_bracket(one, types[one.name])}")
-            for one in fields(cls)
-            if one not in groups
-        ],
-    )
-    for group in groups:
-        yield from _sections(types[group.name], f"{prefix}{group.name}.")
+def _sections(cls: Any, width: int) -> dict[str, list[str]]:
+    """Return the lines of each group by its key, those of the command itself first."""
+    sections: dict[str, list[str]] = {"": []}
+    docs = {"": _field_docs(cls)}
+    for key, field, annotation in walk(cls):
+        if is_dataclass(annotation):
+            title = (inspect.getdoc(annotation) or "").partition("\n")[0].rstrip(".")
+            sections[key], docs[key] = ["", f"{title}:"], _field_docs(annotation)
+            continue
+        group, _, name = key.rpartition(".")
+        kinds = "|".join(SHORT.get(word, word) for word in alternatives(annotation))
+        default = default_of(field)
+        shown = ", required" if default is MISSING else f" = {in_words(to_plain(default))}"
+        # A bracket stays on one line: its spaces are not places to break.
+        bracket = f"[{kinds.replace('true|false', 'bool')}{shown}]".replace(" ", "\xa0")
+        sections[group] += _entry(f"--{key}", f"{docs[group][name]} {bracket}", width)
+    return sections
 
 
-def field_docs(cls: type) -> dict[str, str]:
+def _field_docs(cls: Any) -> dict[str, str]:
     """Return the docstring below each field of a dataclass, read from its source."""
     docs = {}
-    for base in reversed([one for one in cls.__mro__ if is_dataclass(one)]):
+    bases: list[Any] = [one for one in reversed(cls.__mro__) if is_dataclass(one)]
+    for base in bases:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(definition, ast.ClassDef)
         for statement, following in pairwise(definition.body):
@@ -88,13 +83,6 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def _bracket(field: Any, annotation: Any) -> str:
-    kind = "|".join(SHORT.get(word, word) for word in alternatives(annotation)).replace("true|false", "bool")
-    default = field.default if field.default_factory is MISSING else field.default_factory()
-    text = f"[{kind}, required]" if default is MISSING else f"[{kind} = {_shown(default)}]"
-    return text.replace(" ", "\xa0")  # a bracket stays on one line: its spaces are no places to break
-
-
 def _entry(key: str, text: str, width: int) -> list[str]:
     """Return the lines of one key: beside it where the terminal is wide, else below it."""
     indent = COLUMN if width >= NARROW else 6
@@ -103,11 +91,3 @@ def _entry(key: str, text: str, width: int) -> list[str]:
     if indent == COLUMN and len(key) < COLUMN - 1:
         return [f" {key:{COLUMN - 1}}{lines[0]}", *(" " * COLUMN + line for line in lines[1:])]
     return [f" {key}", *(" " * indent + line for line in lines)]
-
-
-def _shown(default: Any) -> str:
-    if isinstance(default, list | tuple):
-        return ",".join(map(_shown, default)) or "[]"
-    if is_dataclass(default):
-        return _shown(getattr(default, fields(default)[0].name))
-    return default if isinstance(default, str) else json.dumps(default)

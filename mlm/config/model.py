@@ -17,7 +17,7 @@ from mlm.config.schema import AboveZero, BelowOne, NonNegative, Positive, schema
 LabelType = Literal["classification", "regression", "multilabel"]
 """Whether a text has one of several classes, a number, or any number of classes."""
 Pooling = Literal["cls", "mean", "cls_tanh", "cls_relu", "cls_gelu"]
-"""What stands for a text: its first token or the mean over its tokens, to which a classifier applies
+"""The vector of a text: its first token or the mean over its tokens, to which a classifier applies
 ModernBERT's transform; or its first token, with the dense layer of BERT, DistilBERT or ELECTRA."""
 
 VOCAB_MULTIPLE = 64
@@ -96,42 +96,29 @@ class ModelConfig:
     """Standard deviation of the initial weights, truncated at two of them."""
 
     def __post_init__(self) -> None:
-        self._check_heads()
-        self._check_combinations()
-        # One spelling for one model, so that two configurations can be compared.
-        if self.embedding_size == self.hidden_size:
-            self.embedding_size = None
-        if self.final_norm == (self.norm_position == "pre"):
-            self.final_norm = None
-        if self.pooling is None:
-            self.pooling = "cls" if self.norm_position == "pre" else "cls_tanh"
-
-    def _check_heads(self) -> None:
-        hidden, heads = self.hidden_size, self.num_attention_heads
+        hidden, heads, width = self.hidden_size, self.num_attention_heads, self.embedding_width
         below = hidden // heads * heads
         fits = " or ".join(str(size) for size in (below, below + heads) if size)
         rule = f"must be a multiple of model.num_attention_heads={heads}; try {fits}"
         require(hidden % heads == 0, "model.hidden_size", hidden, rule)
         odd = self.position_embedding == "rotary" and (hidden // heads) % 2
-        rule = (
-            f"with model.num_attention_heads={heads} gives heads of odd width {hidden // heads}; rotary "
-            "positions turn pairs, so make it even"
-        )
+        rule = f"gives {heads} heads of odd width {hidden // heads}; rotary positions need an even width"
         require(not odd, "model.hidden_size", hidden, rule)
-
-    def _check_combinations(self) -> None:
-        shifted = self.norm == "rmsnorm" and self.norm_bias
-        require(not shifted, "model.norm_bias", True, "needs model.norm=layernorm: RMSNorm has no shift")
-        width = self.embedding_width
         odd = self.position_embedding == "sinusoidal" and width % 2
         rule = f"pairs sines with cosines, so the embeddings' width {width} must be even"
         require(not odd, "model.position_embedding", self.position_embedding, rule)
-        direct = self.tie_word_embeddings and not self.head_transform and width != self.hidden_size
-        rule = (
-            "with model.tie_word_embeddings=True needs model.head_transform=True, which leads back from "
-            f"model.hidden_size={self.hidden_size}"
-        )
-        require(not direct, "model.embedding_size", self.embedding_size, rule)
+        shifted = self.norm == "rmsnorm" and self.norm_bias
+        require(not shifted, "model.norm_bias", True, "needs model.norm=layernorm: RMSNorm has no shift")
+        rule = "needs model.head_transform=True, or model.tie_word_embeddings=False"
+        same = not self.tie_word_embeddings or self.output_width == width
+        require(same, "model.embedding_size", self.embedding_size, rule)
+        # One spelling for one model, so that two configurations can be compared.
+        if width == hidden:
+            self.embedding_size = None
+        if self.final_norm == (self.norm_position == "pre"):
+            self.final_norm = None
+        if self.pooling is None:
+            self.pooling = "cls" if self.norm_position == "pre" else "cls_tanh"
 
     @property
     def gated(self) -> bool:
@@ -171,11 +158,7 @@ class ModelConfig:
         return layer % self.global_attn_every_n_layers > 0
 
     def resolve(self, tokenizer_size: int, seq_len: int) -> ModelConfig:
-        """Return a copy whose `vocab_size` and `max_position_embeddings` are numbers.
-
-        Raises:
-            InputError: the vocabulary or the rows do not fit into numbers that the user fixed.
-        """
+        """Return a copy whose `vocab_size` and `max_position_embeddings` are numbers; see `check_fit`."""
         resolved = replace(
             self,
             vocab_size=self.vocab_size or -(-tokenizer_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
@@ -185,17 +168,11 @@ class ModelConfig:
         return resolved
 
     def check_fit(self, tokenizer_size: int, seq_len: int) -> None:
-        """Check that a vocabulary and rows of `seq_len` tokens fit into the tables.
-
-        Raises:
-            InputError: names both sizes.
-        """
+        """Raise InputError unless a vocabulary and rows of `seq_len` tokens fit into the tables."""
         size, longest = self.vocab_size, self.max_position_embeddings
         rule = f"is smaller than the tokenizer, which has {tokenizer_size} entries"
         require(size is None or size >= tokenizer_size, "model.vocab_size", size, rule)
-        rule = (
-            f"is longer than model.max_position_embeddings={longest}; set data.seq_len to at most {longest}"
-        )
+        rule = f"is longer than model.max_position_embeddings={longest}; use {longest} at most"
         require(longest is None or seq_len <= longest, "data.seq_len", seq_len, rule)
 
 
@@ -219,13 +196,10 @@ class ClassifierConfig:
             writable = not re.search("[\ud800-\udfff]", label)
             require(writable, "labels", [label], "has half a surrogate pair in it, which no file can hold")
         require(self.label_type != "regression" or found == 1, "labels", labels, "must be one for a score")
-        require(0 <= self.dropout < 1, "classifier_dropout", self.dropout, "must lie in [0, 1)")
+        require(0 <= self.dropout < 1, "classifier_dropout", self.dropout, "must be in [0, 1)")
 
     def order_of(self, labels: tuple[str, ...]) -> list[int] | None:
-        """Return the ids that these names have here; None: they are others.
-
-        Capitals are looked past only where no name is lost by it: a model may tell Yes from yes.
-        """
+        """Return the ids of these names here, ignoring case unless that merges two; None: others."""
         own, wanted = list(self.labels), list(labels)
         if set(own) != set(wanted):
             own, wanted = ([label.lower() for label in names] for names in (own, wanted))

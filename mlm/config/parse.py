@@ -1,53 +1,84 @@
 """From words and YAML to a configuration, and back: defaults <- files <- flags, every mistake one line.
 
-1. `keys.read_flags` splits the command line, `keys.read_file` reads YAML: what was given for a key, and where
-2. `build_config` hands the texts to the dataclasses: pydantic reads types and ranges (`schema.py`,
-   `values.py`), their `__post_init__` checks what must fit together
+1. `read_words` splits the command line and reads its files into one flat table: dotted key -> text and place,
+   so that later steps need not know where a value came from, and every message can say it
+2. `build_config` passes the texts to the dataclasses: pydantic reads types and ranges (`schema.py`), their
+   `__post_init__` checks what must fit together
 
-Whether named files exist is checked by `mlm.startup`, which also finds runs to resume. No torch here.
-`dump_config` writes what `--config` reads back.
+Whether named files exist is checked by `mlm.startup`, which also finds runs to resume.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar, get_origin
 
 import yaml
 
 from mlm.config.errors import InputError, WrongType
-from mlm.config.keys import FLAG, Given, Keys, read_file, read_flags
+from mlm.config.files import Tree, find_config, load_yaml, mapping_items, parse_yaml, read_tree
+from mlm.config.schema import TRUTHS, default_of, nearest, options, walk
 
 C = TypeVar("C")
 
+FLAG = "--"
+"""Place of a value from the command line."""
+
+
+class Given(NamedTuple):
+    """A value that the user gave for a key, as text, and the place for messages: `my.yaml:3: `, or FLAG."""
+
+    value: Tree
+    place: str = FLAG
+
 
 class CommandLine(NamedTuple):
-    """What a command line gives."""
+    """The `--config` files of a command line, the keys in them, and the keys given as flags, which win."""
 
     files: list[Path]
-    """Of `--config`."""
     given: dict[str, Given]
-    """Keys in these files."""
     flags: dict[str, Given]
-    """Keys given as flags, which win."""
 
 
-def read_words(cls: type, words: Sequence[str], positional: str | None = None) -> CommandLine:
-    """Return what the words of a command line give.
+@dataclass(frozen=True)
+class Keys:
+    """All dotted keys of a configuration."""
 
-    Args:
-        cls: dataclass of the command.
-        words: the command line without the program.
-        positional: the key that takes the words given without a flag; None: there is none.
+    types: dict[str, Any]
+    """Annotation of each key."""
+    groups: list[str]
+    """Keys that hold other keys."""
+    aliases: dict[str, str]
+    """Other spellings of keys."""
+    kind: str
+    """Sub-folder of the shipped files that `--config` searches first."""
+    positional: str | None
+    """The key that takes the words given without a flag; None: there is none."""
 
-    Raises:
-        InputError: an unknown key, a missing value, or a file that cannot be read.
-    """
+    @classmethod
+    def of(cls, config: Any) -> Keys:
+        """Collect the keys of a dataclass and of the dataclasses in it."""
+        kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", config.__name__.removesuffix("Config")).lower()
+        kind = getattr(config, "shipped_kind", kind)
+        keys = cls({}, [], {}, kind, getattr(config, "positional", None))
+        for key, _, annotation in walk(config):
+            if is_dataclass(annotation):
+                keys.groups.append(key)
+                for alias, name in getattr(annotation, "aliases", {}).items():
+                    keys.aliases[f"{key}.{alias}"] = f"{key}.{name}"
+            else:
+                keys.types[key] = annotation
+        return keys
+
+
+def read_words(cls: type, words: Sequence[str]) -> CommandLine:
+    """Return the content of a command line without the program, for the dataclass of a command."""
     keys = Keys.of(cls)
-    files, flags = read_flags(list(words), keys, positional)
+    files, flags = _read_flags(list(words), keys)
     known = Keys.of(getattr(cls, "files_of", cls))
     given: dict[str, Given] = {}
     for path in files:
@@ -55,16 +86,111 @@ def read_words(cls: type, words: Sequence[str], positional: str | None = None) -
     return CommandLine(files, given, flags)
 
 
+def _read_flags(rest: list[str], keys: Keys) -> tuple[list[Path], dict[str, Given]]:
+    """Split a command line into the files of `--config` and the keys given as flags."""
+    files: list[Path] = []
+    groups: dict[str, Given] = {}
+    single: dict[str, Given] = {}
+    spelling: dict[str, str] = {}
+    texts: list[Tree] = []
+    while rest:
+        word = rest.pop(0)
+        if not _is_flag(word):
+            if keys.positional is None:
+                raise InputError(f"unexpected argument {word!r}: every option starts with --")
+            texts.append(word)
+            single[keys.positional] = Given(texts)
+            continue
+        flag, equals, value = word.partition("=")
+        written = "config" if flag == "-c" else flag.removeprefix("--")
+        key = keys.aliases.get(written, written)
+        if key not in ("config", *keys.types, *keys.groups):
+            _refuse_key(key, keys, "--", "")
+        if not equals:
+            value = _take_value(flag, rest, keys.types.get(key), keys.positional)
+        if key == "config":
+            files.append(find_config(value, keys.kind))
+        elif key in keys.groups:
+            if value.startswith("{"):  # --model '{hidden_size: 64}', else --model FILE_OR_NAME
+                node = parse_yaml(value, f"--{key}")
+                groups |= _read_mapping(node, keys, f"{key}.", f"--{key}", Path())
+            else:
+                groups |= read_file(find_config(value, key), keys, key)
+        else:
+            first = spelling.setdefault(key, flag)
+            if first != flag and single[key].value != value:
+                raise InputError(f"{first} {single[key].value} and {flag} {value} are one setting; keep one")
+            single[key] = Given(value)
+    return files, groups | single
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("--") or word.partition("=")[0] == "-c"
+
+
+def _take_value(flag: str, rest: list[str], annotation: Any, positional: str | None) -> str:
+    """Take from `rest` the value of a flag: none for a bare switch, several words for a list."""
+    following = rest[0] if rest and not _is_flag(rest[0]) else None
+    is_switch = bool in options(annotation)
+    if is_switch and (following is None or (positional and following.lower() not in TRUTHS)):
+        return "true"
+    if following is None:
+        found = f", found {rest[0]}" if rest else ""
+        raise InputError(f"{flag}: a value is missing{found}")
+    value = rest.pop(0)
+    # The shell turns an unquoted glob into several words: all of them belong to the list.
+    while get_origin(annotation) in (list, tuple) and positional is None and rest and not _is_flag(rest[0]):
+        value += "," + rest.pop(0)
+    return value
+
+
+def read_file(path: Path, keys: Keys, group: str = "") -> dict[str, Given]:
+    """Read the keys that a YAML file gives; with `group`, it holds the keys of that group.
+
+    Raise InputError, with file and line, for an unknown key or one that occurs twice.
+    """
+    return _read_mapping(load_yaml(path), keys, group and f"{group}.", str(path), path.parent)
+
+
+def _read_mapping(
+    node: yaml.Node | None, keys: Keys, prefix: str, source: str, folder: Path
+) -> dict[str, Given]:
+    """Flatten a mapping; a text where a group is expected names the file that holds the group."""
+    own: dict[str, Given] = {}
+    included: dict[str, Given] = {}
+    for name, value, place in mapping_items(node, source):
+        key = keys.aliases.get(f"{prefix}{name}", f"{prefix}{name}")
+        if key in keys.types:
+            tree = read_tree(value, source)
+            # null for another spelling means that the key itself has the value
+            new = {} if tree is None and key != f"{prefix}{name}" else {key: Given(tree, place)}
+        elif key not in keys.groups:
+            _refuse_key(key, keys, "", place)
+        elif isinstance(text := read_tree(value, source), str):
+            try:
+                included |= read_file(find_config(text, key, folder), keys, key)
+            except InputError as error:
+                raise InputError(f"{place}{key}: {error}") from None
+            continue
+        else:
+            new = _read_mapping(value, keys, f"{key}.", source, folder)
+        for twice in own.keys() & new.keys():
+            raise InputError(f"{new[twice].place}{twice} is given twice in this file; keep one")
+        own |= new
+    # The file's own keys win over what it includes, whatever their order.
+    return included | own
+
+
+def _refuse_key(key: str, keys: Keys, dashes: str, place: str) -> NoReturn:
+    known = [*keys.types, *keys.aliases, *keys.groups, *(["config", "help"] if dashes else [])]
+    fix = nearest(key, known, dashes) or "; --help lists all keys"
+    raise InputError(f"{place}unknown key {dashes}{key}{fix}")
+
+
 def build_config(cls: type[C], given: dict[str, Given], flags: dict[str, Given] | None = None) -> C:
-    """Return the configuration with these values; every other key has its default.
+    """Return the configuration with these values or texts by dotted key; every other key has its default.
 
-    Args:
-        cls: dataclass of the command.
-        given: text or values by dotted key.
-        flags: the same from the command line, which wins; a configuration may treat it apart.
-
-    Raises:
-        InputError: names file and line, or flag, of the first mistake.
+    `flags` are from the command line and win. InputError names file and line, or flag, of the first mistake.
     """
     flags, keys = flags or {}, Keys.of(cls)
     merged = given | flags
@@ -93,15 +219,7 @@ def locate(error: InputError, given: dict[str, Given]) -> InputError:
 
 
 def read_group(cls: type[C], path: Path) -> C:
-    """Return what a YAML file holds that is a group of its own, such as the shape of a model.
-
-    Args:
-        cls: its dataclass.
-        path: the file.
-
-    Raises:
-        InputError: names file, line and key.
-    """
+    """Return the content of a YAML file as a dataclass, such as the shape of a model."""
     return build_config(cls, read_file(path, Keys.of(cls)))
 
 
@@ -111,11 +229,7 @@ def dump_config(config: Any) -> str:
 
 
 def from_plain(cls: type[C], plain: Any) -> C:
-    """Return the configuration that `to_plain` made plain; one that is a configuration already as it is.
-
-    Raises:
-        InputError: a key or a value is not one of `cls`.
-    """
+    """Return the configuration that `to_plain` made plain; one that is a configuration already as it is."""
     return plain if isinstance(plain, cls) else cls(**plain)
 
 
@@ -125,10 +239,17 @@ def to_plain(config: Any) -> Any:
     An entry of a list of which only the first field is set becomes that field: sources are plain strings.
     """
     if is_dataclass(config) and not isinstance(config, type):
-        return {field.name: to_plain(getattr(config, field.name)) for field in fields(config)}
+        return {one.name: to_plain(getattr(config, one.name)) for one in fields(config)}
     if isinstance(config, list | tuple):
         return [_plain_entry(entry) if is_dataclass(entry) else to_plain(entry) for entry in config]
     return config
+
+
+def _plain_entry(entry: Any) -> Any:
+    first, *others = fields(entry)
+    changed = [one for one in others if getattr(entry, one.name) != default_of(one)]
+    plain = {one.name: to_plain(getattr(entry, one.name)) for one in (first, *changed)}
+    return plain if changed else plain[first.name]
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -138,15 +259,3 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         key = f"{prefix}{name}"
         flat |= flatten(value, f"{key}.") if isinstance(value, dict) else {key: value}
     return flat
-
-
-def _plain_entry(entry: Any) -> Any:
-    first, *others = fields(entry)
-    changed = {}
-    for field in others:
-        value = getattr(entry, field.name)
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        if value != default:
-            changed[field.name] = to_plain(value)
-    plain = to_plain(getattr(entry, first.name))
-    return {first.name: plain, **changed} if changed else plain

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from mlm.config.errors import InputError, require
-from mlm.config.schema import AboveZero, BelowOne, NonNegative, Positive, UpToOne, ZeroOrMore, schema
+from mlm.config.errors import require
+from mlm.config.schema import AboveZero, BelowOne, NonNegative, Positive, UpToOne, ZeroOrMore, rule, schema
 
 
 @schema("optimizer.")
@@ -51,7 +51,26 @@ class ScheduleConfig:
 
 
 DEFAULT_STEPS = 500
-"""Length of a run that nobody bounded: some minutes of the default model on two CPU cores."""
+"""Length of a run without a bound: some minutes of the default model on two CPU cores."""
+
+
+def _seconds(text: str) -> float | None:
+    """Return the seconds in `90s`, `5m`, `1.5h`, `2d`, `DD:HH:MM:SS` or a number of seconds; else None."""
+    unit = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    clock = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", text.strip())
+    if unit:
+        return float(unit[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[unit[2]]
+    if clock:
+        days, hours, minutes, seconds = map(int, clock.groups())
+        return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    return None
+
+
+Duration = Annotated[
+    str,
+    rule("is not a duration; write 30s, 5m, 1h or DD:HH:MM:SS", lambda text: _seconds(text) is not None),
+    rule("must be above 0", lambda text: _seconds(text) != 0),
+]
 
 
 @schema("trainer.")
@@ -62,7 +81,7 @@ class BaseTrainerConfig:
     """Optimizer steps; first bound wins. null: no bound."""
     max_tokens: Positive | None = None
     """Tokens trained on (padding not counted); null: no bound."""
-    max_time: str | None = None
+    max_time: Duration | None = None
     """Training time: 30s, 5m, 1h or DD:HH:MM:SS; null: no bound."""
     micro_batch_size: Positive | None = None
     """Rows per device and pass, the rest accumulates; null: all at once."""
@@ -97,8 +116,6 @@ class BaseTrainerConfig:
     """The key of the rows per optimizer step."""
 
     def __post_init__(self) -> None:
-        if self.max_time is not None:
-            parse_duration(self.max_time)
         keeps = self.early_stopping is None or self.keep == "best"
         hint = "keeps the best model: add --trainer.keep best"
         require(keeps, "trainer.early_stopping", self.early_stopping, hint)
@@ -107,11 +124,7 @@ class BaseTrainerConfig:
         self.accumulation(1 if self.devices == "auto" else self.devices * nodes)
 
     def accumulation(self, world_size: int) -> int:
-        """Return the passes per optimizer step on `world_size` devices.
-
-        Raises:
-            InputError: the global batch does not divide.
-        """
+        """Return the passes per optimizer step; raise InputError if the global batch does not divide."""
         rows, unit = self.rows_per_step, (self.micro_batch_size or 1) * world_size
         near = max(rows // unit, 1) * unit
         micro = f"trainer.micro_batch_size={self.micro_batch_size} x " if self.micro_batch_size else ""
@@ -132,7 +145,7 @@ class BaseTrainerConfig:
     @property
     def max_seconds(self) -> float | None:
         """`max_time` in seconds."""
-        return None if self.max_time is None else parse_duration(self.max_time)
+        return None if self.max_time is None else _seconds(self.max_time)
 
 
 @schema("trainer.")
@@ -146,7 +159,6 @@ class TrainerConfig(BaseTrainerConfig):
     val_every: Positive = 100
     """Optimizer steps between validations."""
     save_every: Positive = 100
-    """Optimizer steps between checkpoints; the newest two are kept."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -155,16 +167,9 @@ class TrainerConfig(BaseTrainerConfig):
 
 
 def check_strategy(trainer: BaseTrainerConfig, optimizer: OptimizerConfig) -> None:
-    """Check that the optimizer can work with the strategy.
-
-    Raises:
-        InputError: Muon with divided matrices.
-    """
+    """Raise InputError for Muon with divided matrices."""
     divided = trainer.strategy == "fsdp2" and optimizer.name == "muon"
-    hint = (
-        "needs whole matrices, which trainer.strategy=fsdp2 divides; take optimizer.name=adamw, or "
-        "trainer.strategy=ddp"
-    )
+    hint = "needs whole matrices, which trainer.strategy=fsdp2 divides; use adamw, or trainer.strategy=ddp"
     require(not divided, "optimizer.name", optimizer.name, hint)
 
 
@@ -176,26 +181,3 @@ class LoggingConfig:
     """Weights & Biases; auto: $WANDB_MODE, else online when logged in, else offline in the run folder."""
     project: str | None = None
     """Weights & Biases project; null: $WANDB_PROJECT, else mlm."""
-
-
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds in `90s`, `5m`, `1.5h`, `2d`, `DD:HH:MM:SS` or a plain number of seconds.
-
-    Raises:
-        InputError: the text is none of these, or not above 0.
-    """
-    unit = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
-    clock = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", text.strip())
-    if unit:
-        seconds = float(unit[1]) * _UNIT_SECONDS[unit[2] or "s"]
-    elif clock:
-        days, hours, minutes, rest = map(int, clock.groups())
-        seconds = float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
-    else:
-        hint = "is not a duration; write 30s, 5m, 1h or DD:HH:MM:SS"
-        raise InputError(f"trainer.max_time={text} {hint}", "trainer.max_time")
-    require(seconds > 0, "trainer.max_time", text, "must be above 0")
-    return seconds

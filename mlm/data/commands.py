@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from mlm.config.commands import PrepareConfig, TokenizerInspectConfig, TokenizerTrainConfig
 from mlm.config.data import CorpusConfig, SourceConfig
-from mlm.config.preparation import PrepareConfig, TokenizerInspectConfig, TokenizerTrainConfig
 from mlm.data.cache import cache_folder, clean_cache, list_cache
 from mlm.data.corpus import Corpus, prepare_corpus, prepare_store, train_on_text
 from mlm.data.encoding import DocumentEncoder

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from mlm.config.errors import InputError
-from mlm.config.glue import DIAGNOSTIC, plain_name
+from mlm.config.finetune import DIAGNOSTIC, plain_name
 from mlm.config.model import ClassifierConfig, LabelType
 from mlm.data.formats import readable, split_lines, text_blocks
 from mlm.data.labelled import Examples, LabelledTask, PartSize, Table, is_missing, label_numbers, read_table

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from mlm.config.commands import InspectConfig
 from mlm.config.errors import InputError
-from mlm.config.experiment import InspectConfig
 from mlm.data.collate import MaskedBatch, MaskedRows, Rows, build_masking
 from mlm.data.corpus import Corpus, prepare_corpus
 from mlm.data.sampler import RowBatch, TrainingSampler

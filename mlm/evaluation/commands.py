@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlm.config.commands import Devices, EmbedConfig, EvaluateConfig, FillMaskConfig, PredictConfig
 from mlm.config.errors import InputError, require
-from mlm.config.evaluation import Devices, EmbedConfig, EvaluateConfig, PredictConfig
-from mlm.config.experiment import FillMaskConfig
 from mlm.config.model import ClassifierConfig
 from mlm.cores import share_cores
 from mlm.data.labelled import (

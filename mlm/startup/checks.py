@@ -1,4 +1,4 @@
-"""What a configuration names has to exist: models, texts, places for output, the processes of a launcher.
+"""Whether everything a configuration names exists: models, texts, places for output, processes of a launcher.
 
 `check_files` and `check_run` of a configuration are called once, before anything heavy is imported.
 """
@@ -8,45 +8,57 @@ from __future__ import annotations
 import glob
 import os
 import re
-from functools import singledispatch
 from pathlib import Path
+from typing import Any
 
+from mlm.config import commands
 from mlm.config.data import HUB_PREFIX, HubName, SourceConfig, TokenizerConfig
 from mlm.config.errors import InputError, require
-from mlm.config.evaluation import EmbedConfig, EvaluateConfig, PredictConfig
-from mlm.config.experiment import FillMaskConfig, InspectConfig, PlanConfig, PretrainConfig, RunConfig
 from mlm.config.files import find_config
 from mlm.config.finetune import SCRATCH, FinetuneConfig
-from mlm.config.preparation import PrepareConfig, TokenizerInspectConfig, TokenizerTrainConfig
-from mlm.config.suite import check_recipes, goes_on
 from mlm.config.training import BaseTrainerConfig
 from mlm.launch import is_first_process, launched
-from mlm.startup.suite import check_data, check_same, is_unbegun
+from mlm.startup.suite import check_recipes, check_same, goes_on, is_unbegun
 
 
-@singledispatch
-def check_files(config: object) -> None:
+def check_files(config: Any) -> None:
     """Raise InputError unless everything that a configuration names exists."""
+    if isinstance(config, FinetuneConfig):
+        _check_finetuning(config)
+    elif isinstance(config, commands.PlanConfig):
+        hint = "is not read by this command; give its shape with --model and leave it out"
+        require(config.init is None, "init", config.init, hint)
+        check_tokenizer(config.tokenizer)
+    elif isinstance(config, commands.PretrainConfig):
+        _check_pretraining(config)
+    elif isinstance(config, commands.TokenizerInspectConfig):
+        check_tokenizer(TokenizerConfig(path=config.path))
+        check_sources(config.sources)
+    elif isinstance(config, commands.TokenizerTrainConfig):
+        check_sources(config.data.sources)
+        there = Path(config.output, "tokenizer.json").exists()
+        require(not there, "output", config.output, "holds a tokenizer.json already; name another folder")
+        _check_folder("output", config.output)
+    elif isinstance(config, commands.PrepareConfig):
+        if not config.list and config.clean is None:
+            check_sources(config.data.sources)
+            check_tokenizer(config.tokenizer)
+    elif hasattr(config, "model"):
+        _check_inference(config)
 
 
-@check_files.register
-def _(config: PretrainConfig) -> None:
+def _check_pretraining(config: commands.PretrainConfig) -> None:
     check_launch(config.trainer)
-    if config.init is not None and not config.resume:  # checkpoints hold the weights
-        check_model_folder("init", config.init)
+    if not config.resume:  # checkpoints hold the weights
+        starts = not config.init_required or config.init is not None or config.branch is not None
+        require(starts, "init_required", "true", "needs a model to adapt; give one with --init")
+        if config.init is not None:
+            check_model_folder("init", config.init)
     check_sources(config.data.sources)
     check_tokenizer(config.tokenizer)
 
 
-@check_files.register
-def _(config: PlanConfig) -> None:
-    hint = "is not looked into by this command; give its shape with --model and leave it out"
-    require(config.init is None, "init", config.init, hint)
-    check_tokenizer(config.tokenizer)
-
-
-@check_files.register
-def _(config: FinetuneConfig) -> None:
+def _check_finetuning(config: FinetuneConfig) -> None:
     check_launch(config.trainer)
     if config.model == SCRATCH:
         if not is_model(str(config.model_config)):
@@ -57,85 +69,52 @@ def _(config: FinetuneConfig) -> None:
     elif config.model is not None:
         check_model_folder("model", config.model)
     for name in ("train", "validation", "test"):
-        if getattr(config.data, name) is not None:
-            check_text_file(f"data.{name}", getattr(config.data, name))
+        _check_text_file(f"data.{name}", getattr(config.data, name))
     is_there = config.glue_dir is None or Path(config.glue_dir).is_dir()
     require(is_there, "glue_dir", config.glue_dir, f"is not a folder; looked in {os.getcwd()}")
     check_recipes(config)
 
 
-@check_files.register
-def _(config: FillMaskConfig) -> None:
+def _check_inference(
+    config: commands.FillMaskConfig | commands.EvaluateConfig | commands.InferenceConfig,
+) -> None:
     check_model_folder("model", config.model)
-
-
-@check_files.register
-def _(config: EvaluateConfig) -> None:
-    check_model_folder("model", config.model)
-    if config.input is None:
+    if isinstance(config, commands.FillMaskConfig):
+        return
+    _check_text_file("input", config.input)
+    inputs = [config.input] if config.input is not None else []
+    if isinstance(config, commands.EvaluateConfig) and config.input is None:
         check_sources(config.data.sources)
-        names = [source.path for source in config.data.sources]
-        inputs = names + [file for name in names for file in glob.glob(name, recursive=True)]
-    else:
-        check_text_file("input", config.input)
-        inputs = [config.input]
-    if config.output is not None:
-        check_output("output", config.output, *inputs)
-
-
-@check_files.register
-def _(config: PredictConfig | EmbedConfig) -> None:
-    check_model_folder("model", config.model)
-    check_text_file("input", config.input)
-    is_array = isinstance(config, PredictConfig) or config.output.endswith(".npy")
+        inputs = [source.path for source in config.data.sources]
+        inputs += [file for name in inputs for file in glob.glob(name, recursive=True)]
+    is_array = not isinstance(config, commands.EmbedConfig) or config.output.endswith(".npy")
     require(is_array, "output", config.output, "must end in .npy, the format it has")
-    check_output("output", config.output, config.input)
+    if config.output is not None:
+        check_output(config.output, *inputs)
     launch = launched()
-    if launch is not None and isinstance(config, PredictConfig):
+    if launch is not None and isinstance(config, commands.PredictConfig):
         hint = "does not divide a file; start the processes with torchrun, or give --devices"
         require(launch.launcher == "torchrun" or launch.world_size == 1, "srun", launch.world_size, hint)
         hint = f"conflicts with torchrun, which started {launch.devices}; leave it out"
         require(config.devices in ("auto", launch.devices), "devices", config.devices, hint)
 
 
-@check_files.register
-def _(config: PrepareConfig) -> None:
-    if not config.list and config.clean is None:
-        check_sources(config.data.sources)
-        check_tokenizer(config.tokenizer)
-
-
-@check_files.register
-def _(config: TokenizerTrainConfig) -> None:
-    check_sources(config.data.sources)
-    there = Path(config.output, "tokenizer.json").exists()
-    require(not there, "output", config.output, "holds a tokenizer.json already; name another folder")
-    check_folder("output", config.output)
-
-
-@check_files.register
-def _(config: TokenizerInspectConfig) -> None:
-    check_tokenizer(TokenizerConfig(path=config.path))
-    check_sources(config.sources)
-
-
 def check_run(config: object) -> None:
     """Raise InputError if the run folder is another run's; a suite may continue its own."""
-    if not isinstance(config, RunConfig) or isinstance(config, PlanConfig | InspectConfig):
+    looks_only = isinstance(config, commands.PlanConfig | commands.InspectConfig)
+    if looks_only or not isinstance(config, commands.RunConfig):
         return
     folder = Path(config.runs_dir, config.name or "")
     if isinstance(config, FinetuneConfig) and goes_on(config):
         if (folder / "config.yaml").exists():
-            check_same(config, folder)
-            check_data(config, folder)
-            return
+            return check_same(config, folder)
         if is_unbegun(folder):
             return
     # When the other processes look, the first one may have made the folder already.
     if is_first_process() and not config.resume:
         if folder.exists():
             raise InputError(f"the run folder {folder} exists; take another --name, or use --resume")
-        check_folder("runs_dir", config.runs_dir)
+        _check_folder("runs_dir", config.runs_dir)
 
 
 def check_launch(trainer: BaseTrainerConfig) -> None:
@@ -187,26 +166,25 @@ def check_sources(sources: list[SourceConfig]) -> None:
 
 def check_tokenizer(config: TokenizerConfig) -> None:
     """Raise InputError unless the tokenizer to reuse and the file of words to add exist."""
-    words = config.add_tokens
-    if words is not None:
-        there = Path(words).is_file()
-        require(there, "tokenizer.add_tokens", f"{words}:", f"there is no file {Path(words).absolute()}")
-    if config.path is None:
+    for name in ("add_tokens", "path"):
+        given = getattr(config, name)
+        if given is not None:
+            path = Path(given)
+            is_folder = name == "path" and path.is_dir()
+            files = [path / file for file in ("tokenizer.json", "vocab.txt")] if is_folder else [path]
+            there = any(file.is_file() for file in files)
+            require(there, f"tokenizer.{name}", f"{given}:", f"there is no file {files[0].absolute()}")
+
+
+def _check_text_file(key: str, path: str | None) -> None:
+    if path is None:
         return
-    path = Path(config.path)
-    files = [path / name for name in ("tokenizer.json", "vocab.txt")] if path.is_dir() else [path]
-    there = any(file.is_file() for file in files)
-    require(there, "tokenizer.path", f"{config.path}:", f"there is no file {files[0].absolute()}")
-
-
-def check_text_file(key: str, path: str) -> None:
-    """Raise InputError unless a file exists and can be read."""
     require(Path(path).is_file(), key, path, f"is not a file; looked in {os.getcwd()}")
     require(os.access(path, os.R_OK), key, path, "cannot be read: no permission")
 
 
-def check_folder(key: str, path: str) -> None:
-    """Raise InputError unless a folder can be made, or written into if it exists."""
+def _check_folder(key: str, path: str) -> None:
+    """Raise InputError unless a folder can be created, or written into if it exists."""
     parents = (Path(path).absolute(), *Path(path).absolute().parents)
     existing = next(parent for parent in parents if os.path.lexists(parent))
     require(existing.is_dir(), key, path, f"cannot be a folder: {existing} is none; name another")
@@ -214,29 +192,24 @@ def check_folder(key: str, path: str) -> None:
     require(writable, key, path, f"cannot be written: no permission in {existing}; name another")
 
 
-def check_output(key: str, path: str, *inputs: str) -> None:
+def check_output(path: str, *inputs: str) -> None:
     """Check, before any work, that a file can be written, and that nothing is lost by it.
 
-    Args:
-        key: the option, for messages.
-        path: the file; of a link, its target counts.
-        inputs: files that are read, and folders in which files are.
-
-    Raises:
-        InputError: a folder, a device, a pipe or an input has that name, or nothing can be written there.
+    `inputs` are files that are read, or folders that contain them; links count as their targets.
     """
     file = Path(os.path.realpath(path))
     try:
-        require(file.parent.is_dir(), key, path, f"cannot be written: there is no folder {file.parent}")
-        require(not file.is_dir(), key, path, "is a folder; name a file")
+        require(file.parent.is_dir(), "output", path, f"cannot be written: there is no folder {file.parent}")
+        require(not file.is_dir(), "output", path, "is a folder; name a file")
         is_there = file.exists()
-        require(not is_there or file.is_file(), key, path, "is a device or a pipe; name a file")
+        require(not is_there or file.is_file(), "output", path, "is a device or a pipe; name a file")
         for name in filter(os.path.exists, inputs if is_there else ()):
             is_input = os.path.samefile(name, file) or Path(os.path.realpath(name)) in file.parents
-            require(not is_input, key, path, f"is what is read ({name}), which would be lost; name another")
+            hint = f"is an input ({name}), which would be lost; name another"
+            require(not is_input, "output", path, hint)
         trial = file.with_name(f".{file.name}.{os.getpid()}")
         trial.touch()
         trial.unlink()
     except OSError as error:
-        message = f"{key}={path} cannot be written: {error.strerror}; name another place"
-        raise InputError(message, key) from None
+        fault = f"cannot be written: {error.strerror}; name another place"
+        raise InputError(f"output={path} {fault}", "output") from None

@@ -1,4 +1,7 @@
-"""Whether a stopped suite of fine-tuning runs may continue: with the same options and the same data."""
+"""The runs of one configuration of fine-tuning: tasks, seeds and grids; whether a stopped suite may continue.
+
+units: a configuration for every task and seed --points, at_point--> one for every point of its grid
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,99 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mlm.config.errors import InputError, in_words
-from mlm.config.finetune import FinetuneConfig
-from mlm.config.glue import plain_name
+from mlm.config.finetune import DIAGNOSTIC, MNLI, FinetuneConfig, Point, TaskRecipe, plain_name
 from mlm.config.parse import flatten, read_group, to_plain
-from mlm.config.suite import is_suite, units
 
+OWN_DATA = "own-data"
+"""Folder of the runs on labelled files of the user's own."""
 DATA_FILE = "data.json"
-"""In the folder of a suite: what its runs read, see `data_digests`."""
+"""In the folder of a suite: hashes of its data, see `data_digests`."""
 DATA_SUFFIXES = (".tsv", ".txt", ".parquet")
 """Files of GLUE."""
 MAY_CHANGE = ("name", "runs_dir", "resume", "task", "seed", "submit", "logging.")
 """Keys, `seeds` among them, by which a suite that was started may be made larger, or reported otherwise."""
+
+
+def is_suite(config: FinetuneConfig) -> bool:
+    """Return whether there are several tasks or seeds, each with a folder of its own."""
+    return len(config.task) > 1 or len(units(config)) > 1
+
+
+def goes_on(config: FinetuneConfig) -> bool:
+    """Return whether a stopped run continues when it is started again: it consists of several."""
+    return is_suite(config) or len(points(config)) > 1
+
+
+def units(config: FinetuneConfig) -> list[FinetuneConfig]:
+    """Return a configuration for every task and seed, in the order in which they run.
+
+    MNLI comes first if others need it; the diagnostic set, on which nothing is trained, has none.
+    """
+    tasks: list[str] = [task for task in config.task if task != DIAGNOSTIC] or [""]
+    if config.start_from_mnli:
+        tasks.sort(key=lambda task: task != MNLI)
+    recipes = {task: _recipe_of(config, task) for task in tasks}
+    runs = [
+        (task, recipe, seed)
+        for task, recipe in recipes.items()
+        for seed in config.seeds or (recipe.seeds if recipe else []) or [config.seed]
+    ]
+    several = len(runs) > 1 or len(config.task) > 1
+    return [_unit(config, *run, several) for run in runs]
+
+
+def _unit(
+    config: FinetuneConfig, task: str, recipe: TaskRecipe | None, seed: int, several: bool
+) -> FinetuneConfig:
+    folder = Path(config.runs_dir, config.name or "", task or OWN_DATA)
+    return replace(
+        config,
+        task=[task] if task else [],
+        seed=seed,
+        seeds=[],
+        recipes=[replace(recipe, seeds=[])] if recipe else [],
+        start_from_mnli=False,
+        submit=False,
+        resume=config.resume and not several,
+        runs_dir=str(folder) if several else config.runs_dir,
+        name=f"seed-{seed}" if several else config.name,
+    )
+
+
+def _recipe_of(config: FinetuneConfig, task: str) -> TaskRecipe | None:
+    entries = {recipe.task: recipe for recipe in config.recipes}
+    return entries.get(task, entries.get("all"))
+
+
+def points(unit: FinetuneConfig) -> list[Point]:
+    """Return the settings that one task is tried with, [{}] without a grid."""
+    recipe = _recipe_of(unit, unit.task[0] if unit.task else "")
+    return recipe.points() if recipe else [{}]
+
+
+def at_point(unit: FinetuneConfig, point: Point) -> FinetuneConfig:
+    """Return the configuration of one point of a grid."""
+    groups: dict[str, dict[str, Any]] = {"optimizer": {}, "trainer": {}}
+    for key, value in point.items():
+        group, _, name = key.partition(".")
+        groups[group][name] = value
+    changed: dict[str, Any] = {group: replace(getattr(unit, group), **new) for group, new in groups.items()}
+    return replace(unit, recipes=[], **changed)
+
+
+def check_recipes(config: FinetuneConfig) -> None:
+    """Check every value of every recipe, before the first of them is used; InputError names the entry."""
+    for recipe in config.recipes:
+        for point in recipe.points():
+            try:
+                at_point(config, point)
+            except InputError as error:
+                raise InputError(f"recipes: task={recipe.task}: {error}", "recipes") from None
 
 
 def is_unbegun(folder: Path) -> bool:
@@ -29,8 +111,14 @@ def is_unbegun(folder: Path) -> bool:
 
 
 def check_same(config: FinetuneConfig, folder: Path) -> None:
-    """Raise InputError if a suite starts with other options than those stored in `folder`; it may grow."""
-    stored = _stored(config, folder / "config.yaml")
+    """Raise InputError if options or data differ from those of the suite started in `folder`; it may grow."""
+    path = folder / "config.yaml"
+    try:
+        stored = read_group(type(config), path)
+    except InputError as error:
+        raise InputError(f"{error}; {folder} cannot continue without it, take another --name") from None
+    if stored.name is None:
+        raise InputError(f"{path} is damaged, it names no run; take another --name")
     before, now = flatten(to_plain(stored)), flatten(to_plain(config))
     for key in sorted(before.keys() | now.keys()):
         if not key.startswith(MAY_CHANGE) and before.get(key) != now.get(key):
@@ -44,6 +132,23 @@ def check_same(config: FinetuneConfig, folder: Path) -> None:
     _refuse_fewer("seeds", [run[1] for run in has], [run[1] for run in had if run not in has], folder)
     if is_suite(stored) != is_suite(config):
         raise InputError(f"{folder} is one run and no suite of several; take another --name")
+    digests = data_digests(config)
+    for name, digest in read_digests(folder).items():
+        if digests.get(name) != digest:
+            changed = "has changed" if name in digests else "is gone"
+            raise InputError(
+                f"{name} {changed} since {folder} was started, which would mix runs on different data; "
+                "restore it, or take another --name"
+            )
+
+
+def _refuse_fewer(key: str, given: Sequence[object], lost: Sequence[object], folder: Path) -> None:
+    if lost:
+        now, left = (in_words(list(dict.fromkeys(values))) for values in (given, lost))
+        raise InputError(
+            f"{key}={now} leaves out {left}, with which {folder} was started, and its table would lose it; "
+            f"add {left}, or take another --name"
+        )
 
 
 def data_digests(config: FinetuneConfig) -> dict[str, str]:
@@ -53,7 +158,14 @@ def data_digests(config: FinetuneConfig) -> dict[str, str]:
     if config.task and config.glue_dir:
         found = (path for path in Path(config.glue_dir).glob("*/*") if path.suffix in DATA_SUFFIXES)
         files += sorted(path for path in found if plain_name(path.parent.name) in config.task)
-    return {str(path): _digest(path) for path in files}
+    digests = {}
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                digests[str(path)] = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    return digests
 
 
 def read_digests(folder: Path) -> dict[str, str]:
@@ -66,42 +178,3 @@ def read_digests(folder: Path) -> dict[str, str]:
     if not isinstance(stored, dict):
         raise InputError(f"{path} is damaged; take another --name, or remove it if the data are the same")
     return stored
-
-
-def _digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def check_data(config: FinetuneConfig, folder: Path) -> None:
-    """Raise InputError if a file that the suite in `folder` reads has changed: no mean is of two versions."""
-    now = data_digests(config)
-    for path, digest in read_digests(folder).items():
-        if now.get(path) != digest:
-            changed = "has changed" if path in now else "is gone"
-            raise InputError(
-                f"{path} {changed} since {folder} was started, and its runs are of what it was; "
-                "put that back, or take another --name"
-            )
-
-
-def _stored(config: FinetuneConfig, path: Path) -> FinetuneConfig:
-    try:
-        stored = read_group(type(config), path)
-    except InputError as error:
-        raise InputError(f"{error}; {path.parent} cannot continue without it, take another --name") from None
-    if stored.name is None:
-        raise InputError(f"{path} is damaged, it names no run; take another --name")
-    return stored
-
-
-def _refuse_fewer(key: str, given: Sequence[object], lost: Sequence[object], folder: Path) -> None:
-    if lost:
-        now, left = (in_words(list(dict.fromkeys(values))) for values in (given, lost))
-        raise InputError(
-            f"{key}={now} leaves out {left}, with which {folder} was started, and its table would lose it; "
-            f"add {left}, or take another --name"
-        )

@@ -15,8 +15,8 @@ import torch
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader
 
+from mlm.config.commands import PretrainConfig
 from mlm.config.data import IGNORE_INDEX
-from mlm.config.experiment import PretrainConfig
 from mlm.config.files import find_config
 from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.model import ModelConfig

@@ -24,8 +24,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from mlm.config.commands import PretrainConfig
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.parse import to_plain
 from mlm.counter import random_bits

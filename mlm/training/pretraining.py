@@ -14,9 +14,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from mlm.config.commands import PretrainConfig
 from mlm.config.data import TokenizerConfig
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig
 from mlm.config.model import ModelConfig
 from mlm.config.parse import from_plain, read_group, to_plain
 from mlm.data.collate import MaskedBatch
@@ -32,7 +32,7 @@ from mlm.model.loss import summed_cross_entropy
 from mlm.optim import build_optimizer
 from mlm.plan import total_parameters
 from mlm.startup.checks import is_model
-from mlm.startup.runs import find_branch
+from mlm.startup.command import find_branch
 from mlm.tokenizer import added_pieces, load_tokenizer, num_ids, tokenizer_digest
 from mlm.training.datamodule import PretrainDataModule, prepare_text
 from mlm.training.engine import StepModule

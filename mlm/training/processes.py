@@ -35,7 +35,7 @@ from torch import Tensor
 from mlm.config.errors import InputError, require
 from mlm.config.training import BaseTrainerConfig
 from mlm.launch import launched
-from mlm.startup.runs import RUN_NAME
+from mlm.startup.command import RUN_NAME
 
 POLL_S = 0.2
 """Seconds between two looks at other processes."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from mlm.config.commands import PretrainConfig
 from mlm.config.errors import DiskError, InputError
-from mlm.config.experiment import PretrainConfig
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.training import BaseTrainerConfig
 from mlm.cores import share_cores

@@ -26,8 +26,8 @@ from filelock import FileLock, Timeout
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from mlm.config.commands import PretrainConfig, RunConfig
 from mlm.config.errors import DiskError, InputError, in_words
-from mlm.config.experiment import PretrainConfig, RunConfig
 from mlm.config.parse import dump_config, flatten
 from mlm.files import disk_errors, replacing, write_text
 from mlm.launch import command_for, is_first_process

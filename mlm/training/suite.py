@@ -20,16 +20,23 @@ from pathlib import Path
 from typing import Any
 
 from mlm.config.errors import InputError, require
-from mlm.config.finetune import FinetuneConfig
-from mlm.config.glue import DIAGNOSTIC, FROM_MNLI, GLUE_TASKS, MNLI, Point
+from mlm.config.finetune import DIAGNOSTIC, FROM_MNLI, GLUE_TASKS, MNLI, FinetuneConfig, Point
 from mlm.config.parse import read_group
-from mlm.config.suite import OWN_DATA, at_point, is_suite, points, units
 from mlm.data.glue import TASKS, check_parts, size_of, submitted_parts
 from mlm.evaluation.glue import answer, answer_table, write_submission
 from mlm.files import remove, write_json, write_text
 from mlm.launch import launched
 from mlm.startup.command import log_to_stderr
-from mlm.startup.suite import DATA_FILE, data_digests, read_digests
+from mlm.startup.suite import (
+    DATA_FILE,
+    OWN_DATA,
+    at_point,
+    data_digests,
+    is_suite,
+    points,
+    read_digests,
+    units,
+)
 from mlm.training.callbacks import Diverged
 from mlm.training.datamodule import forget
 from mlm.training.devices import run_on_devices, visible_devices

@@ -15,9 +15,9 @@ from mlm.config.errors import InputError
 from mlm.config.files import config_folder, shipped_names
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.parse import read_group, to_plain
-from mlm.config.suite import points
 from mlm.evaluation.glue import summarize, to_markdown
 from mlm.files import write_json, write_text
+from mlm.startup.suite import points
 from mlm.training.plots import plot_scores
 from mlm.training.summary import git_commit
 from mlm.training.tracking import build_tracker, pretraining_run, track_picture, track_table

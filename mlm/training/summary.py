@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import mlm
-from mlm.config.experiment import PretrainConfig
+from mlm.config.commands import PretrainConfig
 from mlm.data.collate import Rows, build_masking
 from mlm.data.corpus import Corpus
 from mlm.evaluation.metrics import frozen_batches, score_batches

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from mlm.config.commands import RunConfig
 from mlm.config.errors import InputError
-from mlm.config.experiment import RunConfig
 from mlm.config.parse import to_plain
 from mlm.config.training import LoggingConfig
 from mlm.files import write_text

@@ -18,7 +18,7 @@ from mlm.config.model import ClassifierConfig, ModelConfig
         ({"num_hidden_layers": None}, "model.num_hidden_layers: expected a whole number, got null"),
         ({"local_rotary_theta": 0.0}, "model.local_rotary_theta=0.0 must be above 0"),
         ({"rotary_theta": float("nan")}, "model.rotary_theta=nan must be finite"),
-        ({"hidden_dropout": 1.0}, r"model.hidden_dropout=1.0 must lie in \[0, 1\)"),
+        ({"hidden_dropout": 1.0}, r"model.hidden_dropout=1.0 must be in \[0, 1\)"),
         ({"norm": "rmsnorm", "norm_bias": True}, "model.norm_bias=True needs model.norm=layernorm"),
         ({"position_embedding": "sinusoidal", "embedding_size": 5}, "width 5 must be even"),
         ({"embedding_size": 8, "head_transform": False}, "needs model.head_transform=True"),

@@ -11,14 +11,11 @@ import pytest
 
 from mlm.config.errors import InputError
 from mlm.config.files import config_folder
-from mlm.config.finetune import FinetuneConfig, LabelledConfig
-from mlm.config.glue import GLUE_TASKS, TaskRecipe, check_tasks
+from mlm.config.finetune import GLUE_TASKS, FinetuneConfig, LabelledConfig, TaskRecipe
 from mlm.config.help import format_help
-from mlm.config.keys import Keys, read_file
-from mlm.config.parse import dump_config
-from mlm.config.suite import at_point, goes_on, is_suite, points, units
+from mlm.config.parse import Keys, dump_config, read_file
 from mlm.startup.command import parse_config
-from mlm.startup.suite import data_digests
+from mlm.startup.suite import at_point, data_digests, goes_on, is_suite, points, units
 
 RECIPES = [path.stem for path in (config_folder() / "finetune").glob("*.yaml") if path.stem != "default"]
 
@@ -278,8 +275,8 @@ def test_suite_goes_on_with_the_same_data_only(capsys):
     parse(*own)
     Path("b.csv").write_text("text,label\nx.csv,1\n")
     assert refusal(capsys, *own, "--seeds", "1,2,3") == (
-        "finetune.py: error: b.csv has changed since runs/x was started, and its runs are of what it was; "
-        "put that back, or take another --name\n"
+        "finetune.py: error: b.csv has changed since runs/x was started, which would mix runs on different "
+        "data; restore it, or take another --name\n"
     )
     Path("runs/x/data.json").write_text("{")
     assert "runs/x/data.json is damaged; take another --name" in refusal(capsys, *own)
@@ -343,7 +340,7 @@ def test_help_fits_two_screens(monkeypatch):
 
 
 def test_names_of_tasks_in_other_spellings():
-    assert check_tasks(["CoLA", "STS-B", "SST-2"]) == ["cola", "stsb", "sst2"]
+    assert FinetuneConfig(task=["CoLA", "STS-B", "SST-2"]).task == ["cola", "stsb", "sst2"]
 
 
 def test_recipe_of_all_serves_own_data_too():

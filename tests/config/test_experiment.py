@@ -7,14 +7,13 @@ from dataclasses import fields
 
 import pytest
 
+from mlm.config.commands import EvaluateConfig, FillMaskConfig, PretrainConfig
 from mlm.config.data import CorpusConfig, MaskingConfig, TokenizerConfig
 from mlm.config.errors import InputError
-from mlm.config.evaluation import EvaluateConfig
-from mlm.config.experiment import FillMaskConfig, PretrainConfig
 from mlm.config.model import ModelConfig
-from mlm.config.training import OptimizerConfig, ScheduleConfig, TrainerConfig, parse_duration
+from mlm.config.training import OptimizerConfig, ScheduleConfig, TrainerConfig
 from mlm.startup.checks import check_files, check_model_folder, check_run
-from mlm.startup.runs import choose_name
+from mlm.startup.command import choose_name
 
 GROUPS = {
     "data": CorpusConfig,
@@ -171,7 +170,7 @@ def test_accumulation_is_derived():
     [("90s", 90), ("5m", 300), ("1.5h", 5400), ("2d", 172800), ("01:02:03:04", 93784), ("7", 7)],
 )
 def test_durations(text, seconds):
-    assert parse_duration(text) == seconds
+    assert TrainerConfig(max_time=text).max_seconds == seconds
 
 
 def test_model_folder(tmp_path):

@@ -110,8 +110,8 @@ def make_link(path):
     [
         (Path.mkdir, "out", "is a folder; name a file"),
         (os.mkfifo, "out", "is a device or a pipe; name a file"),
-        (make_link, "out", "is what is read .*, which would be lost; name another"),
-        (Path.touch, "in.csv", "is what is read .*, which would be lost; name another"),
+        (make_link, "out", "is an input .*, which would be lost; name another"),
+        (Path.touch, "in.csv", "is an input .*, which would be lost; name another"),
         (Path.touch, "out/out", "cannot be written: there is no folder .*out"),
         (Path.touch, "no/out", "cannot be written: there is no folder .*no"),
         (Path.touch, "n" * 250, "cannot be written: File name too long"),
@@ -123,20 +123,20 @@ def test_output_that_would_lose_something_is_refused_before_any_work(tmp_path, m
     make(tmp_path / name.partition("/")[0]) if not name.startswith("no/") else None
     before = sorted(tmp_path.iterdir())
     with pytest.raises(InputError, match=rf"^output=.*{name} {fault}"):
-        check_output("output", str(tmp_path / name), str(source))
+        check_output(str(tmp_path / name), str(source))
     assert sorted(tmp_path.iterdir()) == before
     assert source.read_text() == "text\n"
 
 
 def test_output_may_not_lie_in_a_folder_that_is_read_if_it_is_there(tmp_path):
-    check_output("output", str(tmp_path / "new"), str(tmp_path))
+    check_output(str(tmp_path / "new"), str(tmp_path))
     (tmp_path / "there").write_text("")
-    with pytest.raises(InputError, match="is what is read"):
-        check_output("output", str(tmp_path / "there"), str(tmp_path))
-    check_output("output", str(tmp_path / "there"), str(tmp_path / "other"))
+    with pytest.raises(InputError, match="is an input"):
+        check_output(str(tmp_path / "there"), str(tmp_path))
+    check_output(str(tmp_path / "there"), str(tmp_path / "other"))
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a place where nobody may write")
 def test_output_in_a_place_that_cannot_be_written_is_refused():
     with pytest.raises(InputError, match=r"^output=/proc/labels.csv cannot be written: .*; name another"):
-        check_output("output", "/proc/labels.csv")
+        check_output("/proc/labels.csv")

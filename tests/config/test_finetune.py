@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mlm.config.commands import EvaluateConfig, PredictConfig, PretrainConfig
 from mlm.config.data import CorpusConfig, SourceConfig
 from mlm.config.errors import InputError
-from mlm.config.evaluation import EvaluateConfig, PredictConfig
-from mlm.config.experiment import PretrainConfig
 from mlm.config.files import config_folder
 from mlm.config.finetune import (
     FinetuneConfig,
@@ -23,12 +22,10 @@ from mlm.config.finetune import (
     HeadConfig,
     LabelledConfig,
 )
-from mlm.config.keys import Keys, read_file
-from mlm.config.parse import dump_config, to_plain
+from mlm.config.parse import Keys, dump_config, read_file, to_plain
 from mlm.config.training import OptimizerConfig
 from mlm.startup.checks import check_files
-from mlm.startup.command import parse_config
-from mlm.startup.runs import newest_pretrained_model
+from mlm.startup.command import newest_pretrained_model, parse_config
 
 
 @pytest.fixture(autouse=True)
@@ -235,12 +232,12 @@ def test_muon_needs_whole_matrices_in_fine_tuning_too(capsys):
         (lambda: LabelledConfig(max_length=3), "data.max_length=3 must be at least 8, or null"),
         (
             lambda: LabelledConfig(validation_fraction=1.0),
-            r"data.validation_fraction=1.0 must lie in \(0, 1\)",
+            r"data.validation_fraction=1.0 must be in \(0, 1\)",
         ),
         (lambda: LabelledConfig(encoding="klingon"), "data.encoding=klingon is not a text encoding"),
         (lambda: LabelledConfig(label_separator=" "), "data.label_separator=' ' must be a character"),
-        (lambda: HeadConfig(dropout=1.0), r"head.dropout=1.0 must lie in \[0, 1\)"),
-        (lambda: HeadConfig(label_smoothing=-0.1), r"head.label_smoothing=-0.1 must lie in \[0, 1\)"),
+        (lambda: HeadConfig(dropout=1.0), r"head.dropout=1.0 must be in \[0, 1\)"),
+        (lambda: HeadConfig(label_smoothing=-0.1), r"head.label_smoothing=-0.1 must be in \[0, 1\)"),
         (lambda: HeadConfig(class_weights=["a"]), "head.class_weights=a must be label=weight"),
         (lambda: HeadConfig(class_weights=["a=1", "b=0"]), "head.class_weights=b=0 must be label=weight"),
         (lambda: HeadConfig(class_weights=["=2"]), "head.class_weights==2 must be label=weight"),
@@ -248,7 +245,7 @@ def test_muon_needs_whole_matrices_in_fine_tuning_too(capsys):
             lambda: HeadConfig(class_weights=["yes=3", "no=2", "yes=1"]),
             "head.class_weights=yes=3,yes=1 weighs one class twice; keep one",
         ),
-        (lambda: FinetuneOptimizerConfig(layer_decay=0), r"optimizer.layer_decay=0 must lie in \(0, 1\]"),
+        (lambda: FinetuneOptimizerConfig(layer_decay=0), r"optimizer.layer_decay=0 must be in \(0, 1\]"),
         (lambda: FinetuneOptimizerConfig(lr=-1.0), "optimizer.lr=-1.0 must be above 0"),
         (lambda: FinetuneTrainerConfig(freeze=0), "trainer.freeze=0 must be at least 1, embeddings, encoder"),
         (
@@ -303,7 +300,7 @@ def test_prediction_checks_its_files():
         EvaluateConfig(model, "in.csv", output="./in.csv"),
         EvaluateConfig(model, data=CorpusConfig(sources=[SourceConfig("*.csv")]), output="./in.csv"),
     ):
-        with pytest.raises(InputError, match=r"output=\./in\.csv is what is read \(in\.csv\), which"):
+        with pytest.raises(InputError, match=r"output=\./in\.csv is an input \(in\.csv\), which"):
             check_files(config)
 
 

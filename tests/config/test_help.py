@@ -4,10 +4,9 @@ import re
 
 import pytest
 
-from mlm.config.evaluation import EvaluateConfig
-from mlm.config.experiment import FillMaskConfig, PretrainConfig
+from mlm.config.commands import EvaluateConfig, FillMaskConfig, PretrainConfig
 from mlm.config.help import format_help
-from mlm.config.keys import Keys
+from mlm.config.parse import Keys
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def test_every_key_has_help(text):
 
 
 def test_required_and_positional_keys():
-    text = format_help(FillMaskConfig, "mlm fill-mask", "text")
+    text = format_help(FillMaskConfig, "mlm fill-mask")
     assert "TEXT ..." in text.splitlines()[0]
     assert "Model folder, or OWNER/NAME on the Hugging Face hub. [text, required]" in " ".join(text.split())
 

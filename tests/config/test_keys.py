@@ -4,16 +4,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from mlm.config.commands import FillMaskConfig, PretrainConfig
 from mlm.config.errors import InputError
-from mlm.config.experiment import FillMaskConfig, PretrainConfig
-from mlm.config.keys import Keys, read_file, read_flags
+from mlm.config.parse import Keys, read_file, read_words
 
 PRETRAIN = Keys.of(PretrainConfig)
 
 
-def flags(*words, keys=PRETRAIN, positional=None):
-    _, given = read_flags(list(words), keys, positional)
-    return {key: text.value for key, text in given.items()}
+def flags(*words, cls=PretrainConfig):
+    return {key: text.value for key, text in read_words(cls, words).flags.items()}
 
 
 def from_file(path, text, keys=PRETRAIN):
@@ -64,8 +63,7 @@ def test_words_of_an_expanded_glob_make_a_list():
 
 
 def test_words_without_a_flag():
-    keys = Keys.of(FillMaskConfig)
-    given = flags("a [MASK] b", "--model", "x", "- [MASK], c", "[MASK]", keys=keys, positional="text")
+    given = flags("a [MASK] b", "--model", "x", "- [MASK], c", "[MASK]", cls=FillMaskConfig)
     assert given == {"model": "x", "text": ["a [MASK] b", "- [MASK], c", "[MASK]"]}
 
 
@@ -88,7 +86,7 @@ def test_words_without_a_flag():
 )
 def test_wrong_command_lines(words, message):
     with pytest.raises(InputError) as error:
-        read_flags(words, PRETRAIN)
+        read_words(PretrainConfig, words)
     assert str(error.value) == message
 
 

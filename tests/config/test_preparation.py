@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from mlm.config.commands import PrepareConfig, TokenizerInspectConfig, TokenizerTrainConfig
 from mlm.config.data import CorpusConfig, SourceConfig, TokenizerConfig
 from mlm.config.errors import InputError
-from mlm.config.preparation import PrepareConfig, TokenizerInspectConfig, TokenizerTrainConfig
 from mlm.startup.checks import check_files
 
 
@@ -52,7 +52,7 @@ def test_weights_are_given_to_all_or_none() -> None:
     [
         ({"min_length": 0}, "data.min_length=0 must be at least 1"),
         ({"min_length": 9, "max_length": 8}, "data.max_length=8 is below data.min_length=9"),
-        ({"near_similarity": 0.0}, r"data.near_similarity=0.0 must lie in \(0, 1\]"),
+        ({"near_similarity": 0.0}, r"data.near_similarity=0.0 must be in \(0, 1\]"),
     ],
 )
 def test_cleaning_options_are_checked(options, message) -> None:

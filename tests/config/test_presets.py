@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlm.config.experiment import PlanConfig, PretrainConfig
+from mlm.config.commands import PlanConfig, PretrainConfig
 from mlm.config.files import shipped_names
 from mlm.plan import print_plan
 from mlm.startup.command import parse_config

@@ -7,10 +7,8 @@ from typing import Literal
 import pytest
 
 from mlm.config.errors import InputError
-from mlm.config.keys import Given
-from mlm.config.parse import build_config
-from mlm.config.schema import schema
-from mlm.config.values import describe, nearest
+from mlm.config.parse import Given, build_config
+from mlm.config.schema import nearest, schema
 
 
 @schema()
@@ -164,6 +162,7 @@ def test_wrong_entries(value, message):
         ("x", Literal["a", "b", "c"], "--k: expected a, b or c, got 'x'"),
         ("x", int | Literal["auto"], "--k: expected a whole number or auto, got 'x'"),
         ("x", float | None, "--k: expected a number or null, got 'x'"),
+        ("x", Literal["pre", "post"] | None, "--k: expected pre, post or null, got 'x'"),
     ],
 )
 def test_wrong_types_are_named(value, annotation, message):
@@ -175,10 +174,6 @@ def test_wrong_types_are_named(value, annotation, message):
 def test_union_keeps_the_first_type_that_fits():
     assert convert("2", int | Literal["auto"], "k") == 2
     assert convert("auto", int | Literal["auto"], "k") == "auto"
-
-
-def test_describe():
-    assert describe(Literal["pre", "post"] | None) == "pre, post or null"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from datasets import ClassLabel, Dataset, Features
 from glue_folder import write_glue
 
 from mlm.config.errors import InputError
-from mlm.config.glue import GLUE_TASKS
+from mlm.config.finetune import GLUE_TASKS
 from mlm.data.glue import (
     TASKS,
     check_parts,

@@ -9,8 +9,8 @@ from stores import build_store
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mlm.__main__ import main
+from mlm.config.commands import InspectConfig
 from mlm.config.data import CorpusConfig, SourceConfig, TokenizerConfig
-from mlm.config.experiment import InspectConfig
 from mlm.data.collate import Rows
 from mlm.data.corpus import prepare_corpus
 from mlm.data.packing import pack_documents

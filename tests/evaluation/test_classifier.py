@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from mlm.__main__ import main
+from mlm.config.commands import EvaluateConfig
 from mlm.config.errors import InputError
-from mlm.config.evaluation import EvaluateConfig
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.evaluation.commands import evaluate
 from mlm.hub.saving import save_pretrained

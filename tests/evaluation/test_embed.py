@@ -11,8 +11,8 @@ import torch
 from transformers import AutoTokenizer, ModernBertModel
 
 from mlm.__main__ import main
+from mlm.config.commands import EmbedConfig
 from mlm.config.errors import InputError
-from mlm.config.evaluation import EmbedConfig
 from mlm.evaluation.commands import embed
 from mlm.startup.checks import check_files
 
@@ -99,7 +99,7 @@ def test_a_sentence_model_reads_as_far_as_it_was_trained(config, model_folder, s
 
 def test_a_folder_is_no_output_nor_is_the_input(config, tmp_path):
     (tmp_path / "texts.npy").write_text("a\n")
-    with pytest.raises(InputError, match="is what is read"):
+    with pytest.raises(InputError, match="is an input"):
         check_files(replace(config, input=f"{tmp_path}/texts.npy", output=f"{tmp_path}/./texts.npy"))
     (tmp_path / "there.npy").mkdir()
     with pytest.raises(InputError, match="is a folder; name a file"):

@@ -2,8 +2,8 @@ import pytest
 from transformers import pipeline
 
 from mlm.__main__ import main
+from mlm.config.commands import FillMaskConfig
 from mlm.config.errors import InputError
-from mlm.config.experiment import FillMaskConfig
 from mlm.evaluation.commands import fill_mask
 from mlm.evaluation.predictor import Predictor
 from mlm.tokenizer import load_tokenizer

@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from mlm.config.commands import PredictConfig
 from mlm.config.errors import InputError
-from mlm.config.evaluation import PredictConfig
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.evaluation.commands import predict
 from mlm.evaluation.predictor import check_pairs

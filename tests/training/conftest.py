@@ -1,7 +1,7 @@
 import pytest
 
+from mlm.config.commands import PretrainConfig
 from mlm.config.data import CorpusConfig, SourceConfig, TokenizerConfig
-from mlm.config.experiment import PretrainConfig
 from mlm.config.model import ModelConfig
 from mlm.config.training import LoggingConfig, OptimizerConfig, ScheduleConfig, TrainerConfig
 

@@ -9,8 +9,8 @@ import torch
 from launching import run_ranks
 from run_files import assert_equal_weights, column, folder_of, weights
 
+from mlm.config.commands import PretrainConfig
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig
 from mlm.config.training import ScheduleConfig
 from mlm.startup.command import parse_config
 from mlm.training.pretraining import pretrain
@@ -139,7 +139,7 @@ def test_what_is_no_run_and_no_checkpoint_is_refused(stable, capsys, tmp_path):
     config = stable()
     with pytest.raises(SystemExit, match="2"):
         branch_off(config, start="stabel")
-    assert "branch=stabel is neither a run nor a checkpoint: did you mean stable?" in capsys.readouterr().err
+    assert "branch=stabel is neither a run nor a checkpoint; did you mean stable?" in capsys.readouterr().err
     mark = tmp_path / "mark"
     harm = folder_of(config) / "checkpoints" / "harm.ckpt"
     torch.save({"x": Code(mark)}, harm)

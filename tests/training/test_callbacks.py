@@ -203,7 +203,7 @@ def test_a_disk_that_is_full_at_the_end_is_an_error_and_the_run_can_be_finished(
 SPOILED_ON_RANK_1 = """
 import os, sys
 import torch
-from mlm.config.experiment import PretrainConfig
+from mlm.config.commands import PretrainConfig
 from mlm.startup.command import log_to_stderr, one_line_errors, parse_config
 from mlm.training.pretraining import prepare, train
 from mlm.training.processes import join_processes, start_processes

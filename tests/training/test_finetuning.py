@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from mlm.config.commands import PredictConfig
 from mlm.config.errors import InputError
-from mlm.config.evaluation import PredictConfig
 from mlm.config.finetune import (
     FinetuneConfig,
     FinetuneOptimizerConfig,

@@ -14,9 +14,9 @@ from run_files import assert_equal_weights, column, folder_of, metrics, weights
 from torch import nn
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+from mlm.config.commands import InspectConfig
 from mlm.config.data import MaskingConfig, TokenizerConfig
 from mlm.config.errors import InputError
-from mlm.config.experiment import InspectConfig
 from mlm.config.training import LoggingConfig, ScheduleConfig
 from mlm.data.corpus import prepare_corpus
 from mlm.evaluation.batch_view import training_batch

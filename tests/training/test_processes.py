@@ -65,7 +65,7 @@ def test_the_plain_script_starts_the_processes_itself(tiny, alone):
 
 TELLS_THREADS = """
 import sys, torch
-from mlm.config.experiment import PretrainConfig
+from mlm.config.commands import PretrainConfig
 from mlm.startup.command import parse_config
 from mlm.training.pretraining import PretrainModule, pretrain
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from mlm.config.errors import InputError
-from mlm.startup.runs import RUN_NAME
+from mlm.startup.command import RUN_NAME
 from mlm.training.run_folder import keep_config, run_folder
 
 

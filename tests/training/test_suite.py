@@ -16,15 +16,15 @@ from safetensors.torch import load_file
 
 from mlm.config.errors import InputError
 from mlm.config.finetune import (
+    GLUE_TASKS,
     FinetuneConfig,
     FinetuneOptimizerConfig,
     FinetuneTrainerConfig,
     LabelledConfig,
+    TaskRecipe,
 )
-from mlm.config.glue import GLUE_TASKS, TaskRecipe
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.config.parse import dump_config, read_group
-from mlm.config.suite import units
 from mlm.config.training import LoggingConfig
 from mlm.data.examples import encode_examples
 from mlm.data.glue import TASKS, read_glue
@@ -34,6 +34,7 @@ from mlm.hub.pretrained import load_classifier
 from mlm.hub.saving import save_pretrained
 from mlm.model.heads import MaskedLM
 from mlm.startup.checks import check_run
+from mlm.startup.suite import units
 from mlm.training import run
 from mlm.training.devices import run_on_devices
 from mlm.training.suite import finetune_all, start_or_resume

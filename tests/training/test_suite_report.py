@@ -8,11 +8,10 @@ import pytest
 from matplotlib import image
 
 from mlm.config.files import config_folder
-from mlm.config.finetune import FinetuneConfig, FinetuneOptimizerConfig
-from mlm.config.glue import TaskRecipe
+from mlm.config.finetune import FinetuneConfig, FinetuneOptimizerConfig, TaskRecipe
 from mlm.config.parse import read_group
-from mlm.config.suite import units
 from mlm.evaluation.glue import AVERAGES, summarize
+from mlm.startup.suite import units
 from mlm.training.plots import plot_scores
 from mlm.training.suite_report import recipe_of, settings_of, settings_of_task
 

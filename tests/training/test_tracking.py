@@ -12,8 +12,8 @@ from launching import ALONE, flags, launch, newest_step, run_ranks, started, wai
 from read_wandb import read, records
 from run_files import folder_of
 
+from mlm.config.commands import PretrainConfig
 from mlm.config.errors import InputError
-from mlm.config.experiment import PretrainConfig
 from mlm.config.training import LoggingConfig
 from mlm.startup.command import parse_config
 from mlm.training.pretraining import pretrain
