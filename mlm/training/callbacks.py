@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from mlm.config.errors import InputError
-from mlm.config.training import BaseTrainerConfig, ScheduleConfig
+from mlm.config.training import BaseTrainerConfig
+from mlm.files import remove
 from mlm.launch import is_first_process
 from mlm.optim import warmup_steps
 from mlm.training.datamodule import StepDataModule, TrainingLoader
@@ -120,35 +121,21 @@ class Validation(StepCallback):
 
 def early_stop(config: BaseTrainerConfig, progress: Progress, every: int) -> str | None:
     """Return the option that ends a run without a better validation for long enough, None if it continues."""
-    if config.early_stopping is None or not progress.best:
-        return None
-    waited = -(-(progress.step - progress.best[0][1]) // every)
-    return f"trainer.early_stopping={config.early_stopping}" if waited >= config.early_stopping else None
+    most, best = config.early_stopping, progress.best
+    is_over = most is not None and best and -(-(progress.step - best[0][1]) // every) >= most
+    return f"trainer.early_stopping={most}" if is_over else None
 
 
 class Budget(StepCallback):
     """Fixes the length of the run in steps, and ends it at the first bound reached.
 
-    Args:
-        config: the bounds.
-        schedule: its warm-up has to fit in.
-        data: how many tokens a step has, and how many steps are drawn ahead.
-        clock: of the run.
-        val_every: steps between validations, whose time is planned for.
-        epoch_steps: steps of all epochs, where epochs bound the run.
+    It plans for validations every `val_every` steps; `epoch_steps` are those of all epochs, if they bound it.
     """
 
-    def __init__(
-        self,
-        config: BaseTrainerConfig,
-        schedule: ScheduleConfig,
-        data: StepDataModule,
-        clock: Clock,
-        val_every: int,
-        epoch_steps: int | None,
-    ):
-        self.config, self.schedule, self.clock, self.val_every = config, schedule, clock, val_every
+    def __init__(self, run: Any, data: StepDataModule, clock: Clock, val_every: int, epoch_steps: int | None):
+        self.config, self.schedule, self.clock, self.val_every = run.trainer, run.schedule, clock, val_every
         self.drawn_ahead, self.epoch_steps = data.drawn_ahead, epoch_steps
+        config = self.config
         by_tokens = (config.max_tokens or math.inf) / data.tokens_per_step
         self.allowed_steps = min(config.max_steps or math.inf, by_tokens, epoch_steps or math.inf)
         """Steps that all bounds but the time allow."""
@@ -231,10 +218,7 @@ class Budget(StepCallback):
 
 
 def steps_until_next_sync(steps: int, seconds: float) -> int:
-    """Return after how many steps GPUs agree on the time again, for which they wait: those of a second.
-
-    `steps` and their `seconds` are those since they last did, the same on all ranks.
-    """
+    """Return how many steps GPUs take until they wait and agree on the time again: those of a second."""
     return max(min(int(steps / max(seconds, 1e-9)), SYNC_EVERY), 1)
 
 
@@ -258,8 +242,7 @@ def bound_reached(
 class SkippedSteps(StepCallback):
     """Counts and logs the steps with a non-finite loss or gradient; too many in a row end the run.
 
-    Such a step changed neither weights nor optimizer state; its rows count as trained on, and learning rate
-    and step advance.
+    It changed neither weights nor optimizer state; its rows count as trained on, and rate and step advance.
     """
 
     def __init__(self, config: BaseTrainerConfig, checkpoints: Path, save_every: int):
@@ -284,14 +267,14 @@ class SkippedSteps(StepCallback):
             self._unread = []
 
     def _count(
-        self, trainer: pl.Trainer, progress: Progress, skipped: bool, step: int, rate: float, rows_before: int
+        self, trainer: pl.Trainer, progress: Progress, skipped: bool, step: int, rate: float, before: int
     ) -> None:
         if not skipped:
             progress.skipped_in_a_row = 0
             return
         progress.skipped += 1
         progress.skipped_in_a_row += 1
-        rows = trainer.datamodule.step_rows(step - 1, rows_before)  # type: ignore[attr-defined]
+        rows = trainer.datamodule.step_rows(step - 1, before)  # type: ignore[attr-defined]
         where = f"learning rate {rate:g}, rows {' '.join(map(str, rows))}"
         log.warning("step %d skipped: its loss or gradient is not finite (%s)", step, where)
         if (number := progress.skipped_in_a_row) >= self.config.max_skipped_steps:
@@ -337,8 +320,7 @@ class CheckpointSaver(StepCallback):
                 if checkpoint_step(path) not in best and not self._is_permanent(checkpoint_step(path)):
                     path.unlink()
             for leftover in self.folder.glob(".step-*.ckpt.*"):  # of a process that was killed
-                if leftover.is_file():
-                    leftover.unlink()
+                remove(leftover)
 
     def _is_permanent(self, step: int) -> bool:
         return self.config.keep_every is not None and step % self.config.keep_every == 0

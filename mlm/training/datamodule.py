@@ -46,7 +46,6 @@ from mlm.masking import mask_rate_at
 from mlm.plan import planned_steps
 from mlm.startup.checks import is_model
 from mlm.tokenizer import load_tokenizer, num_ids, tokenizer_digest
-from mlm.training.engine import StepModule
 
 Ints = npt.NDArray[np.int64]
 
@@ -85,6 +84,7 @@ class TrainingLoader:
 class StepDataModule(pl.LightningDataModule):
     """Batches of this rank, and which rows make up an optimizer step."""
 
+    trainer: Any
     config: PretrainConfig | FinetuneConfig
     num_rows: int
     """Rows of one epoch."""
@@ -118,28 +118,20 @@ class StepDataModule(pl.LightningDataModule):
     @property
     def passes(self) -> int:
         """Forward passes per optimizer step on one device."""
-        return int(self._trainer_of().accumulate_grad_batches)
+        return int(self.trainer.accumulate_grad_batches)
 
     @property
     def micro_batch_size(self) -> int:
         """Rows per pass on one device, rounded up."""
-        return -(-self.config.trainer.rows_per_step // (self._trainer_of().world_size * self.passes))
+        return -(-self.config.trainer.rows_per_step // (self.trainer.world_size * self.passes))
 
     def shares(self, rows: Ints) -> list[Ints]:
         """Return this rank's rows of an optimizer step, one array per pass; together all ranks have all."""
-        trainer = self._trainer_of()
-        first = trainer.global_rank * self.passes
-        return np.array_split(rows, trainer.world_size * self.passes)[first : first + self.passes]
+        first = self.trainer.global_rank * self.passes
+        return np.array_split(rows, self.trainer.world_size * self.passes)[first : first + self.passes]
 
-    def module(self) -> StepModule:
-        """Return the module that is trained or validated."""
-        module = self._trainer_of().lightning_module
-        assert isinstance(module, StepModule)
-        return module
-
-    def _trainer_of(self) -> pl.Trainer:
-        assert self.trainer is not None, "the Trainer asks for batches"
-        return self.trainer
+    def module(self) -> Any:
+        return self.trainer.lightning_module
 
 
 class PretrainDataModule(StepDataModule):
@@ -185,7 +177,7 @@ class PretrainDataModule(StepDataModule):
     def _training_batches(self) -> DataLoader[MaskedBatch]:
         rate, workers = self.config.masking.highest_mask_rate, self.config.data.num_workers
         masking = build_masking(self.config.masking, rate, self.corpus.tokenizer)
-        on_gpu = self._trainer_of().strategy.root_device.type == "cuda"
+        on_gpu = self.trainer.strategy.root_device.type == "cuda"
         return DataLoader(
             MaskedRows(self.corpus.train, masking, self.config.seed),
             sampler=self._shares(),
@@ -226,7 +218,7 @@ class PretrainDataModule(StepDataModule):
         """Return the held-out rows of this rank, with frozen masks at a rate that no schedule moves."""
         settings = self.config.masking
         masking = build_masking(settings, settings.validation_mask_rate, self.corpus.tokenizer)
-        trainer, size = self._trainer_of(), self.micro_batch_size
+        trainer, size = self.trainer, self.micro_batch_size
         first, mine = (
             frozen_batches(self.corpus.validation, masking, size, rank, trainer.world_size)
             for rank in (0, trainer.global_rank)
@@ -335,7 +327,7 @@ class FinetuneDataModule(StepDataModule):
 
     def val_dataloader(self) -> TrainingLoader:
         """Return this rank's share of the validation examples, each once."""
-        trainer, examples = self._trainer_of(), self.parts.validation
+        trainer, examples = self.trainer, self.parts.validation
         batches = batches_in_order(examples.lengths, 2 * self.micro_batch_size)
         mine = batches[trainer.global_rank :: trainer.world_size]
         most = -(-len(batches) // trainer.world_size)

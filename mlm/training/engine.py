@@ -32,8 +32,6 @@ from mlm.optim import learning_rate_factor, set_learning_rate, skip_step_if
 from mlm.training.processes import reduce_over_ranks
 from mlm.training.sharding import ShardedStrategy, local, shard, whole
 
-COMPILED = "_orig_mod."
-"""What torch.compile puts into the names of weights."""
 UNPLANNED_STEPS = 1000
 """Length the schedule assumes until a time-limited run knows its own, and where the length is unlimited."""
 
@@ -85,9 +83,7 @@ class Progress:
 class StepModule(pl.LightningModule):
     """One optimizer step: summed losses, one division, clipping, learning rate, skipping.
 
-    Args:
-        config: the configuration of the run.
-        model: its resolved shape in plain values, as a checkpoint holds it; None: made by `build_model`.
+    `model` is its resolved shape in plain values, as a checkpoint holds it; None: made by `build_model`.
     """
 
     model: Any
@@ -96,9 +92,8 @@ class StepModule(pl.LightningModule):
     by_epoch = False
     """Whether epochs bound a run and are scored; else steps, and the untrained model is scored too."""
     validation_columns: Sequence[str] = ()
-    """Columns of the metrics table with validation scores other than the loss."""
+    """Columns of the metrics table with validation scores other than the loss; then others."""
     extra_columns: Sequence[str] = ()
-    """Further columns."""
 
     def __init__(self, config: PretrainConfig | FinetuneConfig, model: dict[str, Any] | None = None):
         super().__init__()
@@ -169,7 +164,6 @@ class StepModule(pl.LightningModule):
         return self.progress.rows, number, self.global_rank
 
     def attach(self, model: nn.Module) -> None:
-        """Train this model."""
         self.model = model
         self.hparams["model"] = self.describe_model()
 
@@ -199,12 +193,8 @@ class StepModule(pl.LightningModule):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load weights, whose names may have the prefix of a compiled model.
-
-        Raises:
-            InputError: they are not those of this model; names the first.
-        """
-        state = {name.replace(COMPILED, ""): value for name, value in state_dict.items()}
+        """Load weights of this model, whose names may have the prefix of a compiled one."""
+        state = {name.replace("_orig_mod.", ""): value for name, value in state_dict.items()}
         if different := sorted(state.keys() ^ self.state_dict().keys()):
             raise InputError(f"the weights are those of another model; they differ in {shorten(different)}")
         return super().load_state_dict(state, strict, assign)
@@ -235,7 +225,10 @@ class StepModule(pl.LightningModule):
         undo = self.trainer.accumulate_grad_batches * self.trainer.world_size
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         divisor = torch.where(divisor > 0, divisor, 1.0)
-        norm = rescale_and_clip(gradients, undo / divisor, self._clip_norm())
+        bound, trainer = self.config.optimizer.clip_norm, self.trainer
+        if trainer.gradient_clip_val is not None:  # a stock Trainer's own wins; by value: see below
+            bound = trainer.gradient_clip_val * (trainer.gradient_clip_algorithm != "value")
+        norm = rescale_and_clip(gradients, undo / divisor, bound)
         total = (self.progress.planned_steps if self.managed else self.planned_steps()) or UNPLANNED_STEPS
         factor = learning_rate_factor(self.config.schedule, min(self.progress.step, total - 1), total)
         set_learning_rate(optimizer, factor)
@@ -258,13 +251,6 @@ class StepModule(pl.LightningModule):
         self.progress.step += 1
         if not self.managed:
             self.log("train/loss", loss, prog_bar=True)
-
-    def _clip_norm(self) -> float:
-        """Return the bound of the gradient's norm; a stock Trainer's own wins, 0 means no bound."""
-        asked = self.trainer.gradient_clip_val
-        if asked is None:
-            return float(self.config.optimizer.clip_norm)
-        return 0.0 if self.trainer.gradient_clip_algorithm == "value" else float(asked)
 
     def configure_gradient_clipping(
         self,
@@ -371,8 +357,7 @@ class StepCallback(pl.Callback):
 def rescale_and_clip(gradients: list[Tensor], scale: Tensor, clip_norm: float) -> Tensor:
     """Multiply gradients by `scale`, then shrink them to `clip_norm` if they are longer; 0 means no bound.
 
-    Returns:
-        The norm after scaling and before clipping, a scalar.
+    Returns the norm after scaling and before clipping, a scalar.
     """
     norm = whole(torch.nn.utils.get_total_norm(gradients)) * scale
     if clip_norm:

@@ -53,10 +53,7 @@ log = logging.getLogger(__name__)
 class FinetuneModule(StepModule):
     """A classifier with its loss, optimizer and schedule.
 
-    Args:
-        config: the configuration, or the plain values of one, as a checkpoint holds it.
-        model: shapes of encoder and classifier in plain values, and the weights of the classes; None: made
-            for the task of `trainer.datamodule`.
+    Both arguments may be plain values, as a checkpoint holds them; a `model` of None is made for the data.
     """
 
     config: FinetuneConfig
@@ -157,11 +154,7 @@ class FinetuneModule(StepModule):
         return -next(value for name, value in scores.items() if name != "loss")
 
     def on_validated(self, trainer: pl.Trainer) -> None:
-        """Record the epoch, and end the run if the score has not risen for long enough.
-
-        Raises:
-            Diverged: a loss is not finite.
-        """
+        """Record the epoch; a loss that is not finite ends the run."""
         self._read_epoch_loss()
         progress, data = self.progress, self.data()
         loss_sum, divisor = progress.epoch_loss
@@ -187,23 +180,13 @@ class FinetuneModule(StepModule):
 
 
 def finetune(config: FinetuneConfig, *, selects: bool = False, title: str | None = None) -> int:
-    """Fine-tune an encoder on one task with one seed, from the files to a saved model.
+    """Fine-tune an encoder on one task with one seed; return 0, or 128 + the signal that stopped the run.
 
-    Args:
-        config: the run; several tasks or seeds are `suite.finetune_all`'s.
-        selects: whether its scores will choose among runs.
-        title: name of the run as a part of a suite; None: a run by itself.
-
-    Returns:
-        The exit status: 0, or 128 + the signal that stopped the run.
-
-    Raises:
-        InputError: something the user has to change; the run folder made for it is removed again.
+    `selects`: its scores will choose among runs. `title` is its name as a part of a suite, None: it is none.
     """
     if launched() is None and config.trainer.devices == "auto":  # several pay off for large batches only
         config = replace(config, trainer=replace(config.trainer, devices=1))
-    status = enter_run(config.trainer, config.name)
-    if status is not None:
+    if (status := enter_run(config.trainer, config.name)) is not None:
         return status
     config = replace(config, logging=resolve_tracking(config.logging))
     log.info("fine-tuning %s", config.model)

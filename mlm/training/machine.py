@@ -137,8 +137,7 @@ class KeepFreedMemory(StepCallback):
     blocks get pages of their own. The validation in between is twice as slow if nothing is kept.
     """
 
-    def __init__(self) -> None:
-        self.has_begun, self.has_stepped = False, False
+    has_stepped = False
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         map_large_blocks()
@@ -149,9 +148,8 @@ class KeepFreedMemory(StepCallback):
         keep_freed_memory()
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        if not self.has_begun:
+        if batch_idx == 0:
             map_large_blocks()
-            self.has_begun = True
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
         if not self.has_stepped:

@@ -51,9 +51,7 @@ log = logging.getLogger(__name__)
 class PretrainModule(StepModule):
     """A masked language model with its loss, optimizer and schedule.
 
-    Args:
-        config: the configuration, or the plain values of one, as a checkpoint holds it.
-        model: the resolved shape in plain values; None: made for the vocabulary of `trainer.datamodule`.
+    Both arguments may be plain values, as a checkpoint holds them; a `model` of None is made for the data.
     """
 
     config: PretrainConfig
@@ -124,16 +122,11 @@ class PretrainModule(StepModule):
 
 
 def pretrain(config: PretrainConfig) -> int:
-    """Run pretraining from text to a saved model, or continue a stopped run.
+    """Run pretraining from text to a saved model, or continue a stopped run; return the exit status.
 
-    Returns:
-        The exit status: 0, or 128 + the signal that stopped the run.
-
-    Raises:
-        InputError: something the user has to change; a run folder made for it is removed again.
+    It is 0, or 128 + the signal that stopped the run. InputError is a mistake of the user.
     """
-    status = enter_run(config.trainer, config.name)
-    if status is not None:
+    if (status := enter_run(config.trainer, config.name)) is not None:
         return status
     config = replace(config, logging=resolve_tracking(config.logging))
     if config.branch and not config.resume:
@@ -146,9 +139,7 @@ def pretrain(config: PretrainConfig) -> int:
 def prepare(config: PretrainConfig, stopped: Path | None = None) -> tuple[Corpus, MaskedLM]:
     """Prepare the text and build the model that fits its vocabulary, or load the one to start from.
 
-    Args:
-        config: of the run.
-        stopped: folder of a run to resume, whose checkpoints serve where `init` is gone.
+    Checkpoints of the `stopped` run serve where `init` is gone.
     """
     checkpoint = find_checkpoint(stopped / "checkpoints") if stopped and config.init else None
     if stopped and checkpoint and not is_model(str(config.init)):
@@ -219,18 +210,13 @@ def _branch_checkpoint(config: PretrainConfig) -> Checkpoint:
     path, _ = find_branch(Path(config.runs_dir), str(config.branch))
     if path.is_file():
         return open_checkpoint(path)
-    found = find_checkpoint(path / "checkpoints")
-    if found is None:
+    if (found := find_checkpoint(path / "checkpoints")) is None:
         raise InputError(f"branch={config.branch}: {path / 'checkpoints'} has no checkpoint")
     return found
 
 
 def _settle_branch(config: PretrainConfig) -> PretrainConfig:
-    """Name the checkpoint in the configuration, and give the model the table of positions that is in it.
-
-    Raises:
-        InputError: rows would be longer than that table.
-    """
+    """Put the checkpoint and the size of its table of positions into the configuration."""
     checkpoint = _branch_checkpoint(config)
     identity, settled = checkpoint.content["identity"], replace(config, branch=str(checkpoint.path))
     if _has_free_length(identity) or config.init:
@@ -246,13 +232,8 @@ def _settle_branch(config: PretrainConfig) -> PretrainConfig:
 
 
 def _start_branch(module: PretrainModule, checkpoint: Checkpoint) -> None:
-    """Give a new run weights, optimizer state and place in the data.
-
-    Raises:
-        InputError: it is of another model, tokenizer or optimizer; names what differs.
-    """
-    content, mine = checkpoint.content, module.identity
-    theirs = content["identity"]
+    """Give a new run weights, optimizer state and place in the data, if what must agree does."""
+    content, mine, theirs = checkpoint.content, module.identity, checkpoint.content["identity"]
     differing = [name for name, value in mine.items() if theirs.get(name) != value]
     for name in differing:
         is_length = name == "model.max_position_embeddings" and _has_free_length(theirs)
@@ -268,6 +249,5 @@ def _start_branch(module: PretrainModule, checkpoint: Checkpoint) -> None:
     log.info("branching off %s, with its weights and optimizer state; the rows %s", checkpoint.path, where)
 
 
-def _has_free_length(identity: dict[str, Any]) -> bool:
-    """Tell whether no weight of a model depends on its longest row."""
+def _has_free_length(identity: dict[str, Any]) -> bool:  # no weight depends on the longest row
     return identity["model.position_embedding"] in ("rotary", "none")

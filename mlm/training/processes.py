@@ -23,12 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed
-from lightning.fabric.plugins.environments import (
-    ClusterEnvironment,
-    LightningEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
+from lightning.fabric.plugins import environments
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from torch import Tensor
 
@@ -38,7 +33,7 @@ from mlm.launch import launched
 from mlm.startup.runs import RUN_NAME
 
 POLL_S = 0.2
-"""Seconds between two looks at other processes."""
+"""Seconds between two checks of other processes."""
 GRACE_S = 1.0
 """Seconds that the other processes get to end by themselves after one has failed."""
 PARENT = "MLM_PARENT"
@@ -50,11 +45,7 @@ log = logging.getLogger(__name__)
 def enter_run(config: BaseTrainerConfig, name: str | None) -> int | None:
     """Check the hardware, then start the processes of a run, or join them as one of them.
 
-    Returns:
-        The exit status of the run; None if this process itself is to train.
-
-    Raises:
-        InputError: this machine lacks what `config` requires.
+    Returns the exit status of the run, None if this process itself is to train.
     """
     _end_with_parent()
     _check_hardware(config)  # not only after hours of preparation
@@ -82,10 +73,10 @@ def start_processes(config: BaseTrainerConfig, name: str | None) -> int | None:
         "MASTER_PORT": os.environ.get("MASTER_PORT") or str(find_free_network_port()),
     } | ({RUN_NAME: name} if name else {})
     ranks = [{"RANK": str(first + local), "LOCAL_RANK": str(local)} for local in range(devices)]
-    # A process group each: Ctrl-C in a terminal reaches this process alone, which passes it on once.
     spec = sys.modules["__main__"].__spec__
     module = ["-m", spec.name.removesuffix(".__main__")] if spec else [sys.argv[0]]
     command = [sys.executable, *module, *sys.argv[1:]]
+    # A process group each: Ctrl-C in a terminal reaches this process alone, which passes it on once.
     children = [subprocess.Popen(command, env=os.environ | shared | rank, process_group=0) for rank in ranks]
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -135,22 +126,17 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, name="watch-parent", daemon=True).start()
 
 
-def processes_sharing_cores() -> int:
-    """Return how many processes share the cores of this machine; a launcher divides them itself."""
-    return int(os.environ["LOCAL_WORLD_SIZE"]) if PARENT in os.environ else 1
-
-
-def cluster_environment() -> ClusterEnvironment:
+def cluster_environment() -> environments.ClusterEnvironment:
     """Return how Lightning finds the processes; `GracefulStop` alone handles signals."""
     launch = launched()
     if launch is None:
-        return LightningEnvironment()
+        return environments.LightningEnvironment()
     if launch.launcher == "torchrun":
-        return TorchElasticEnvironment()
+        return environments.TorchElasticEnvironment()
     if "SLURM_STEP_ID" not in os.environ:
         log.warning("waiting for %d processes of this job; start them with srun", launch.world_size)
     os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(launch.devices))
-    return SLURMEnvironment(auto_requeue=False)
+    return environments.SLURMEnvironment(auto_requeue=False)
 
 
 def join_processes(config: BaseTrainerConfig) -> None:
@@ -200,11 +186,7 @@ def reduce_over_ranks(numbers: Tensor, how: torch.distributed.ReduceOp.RedOpType
 
 
 def resolve_accelerator(config: BaseTrainerConfig) -> str:
-    """Return cpu, gpu or mps: the configured one, or the best available.
-
-    Raises:
-        InputError: the configured one is not available.
-    """
+    """Return cpu, gpu or mps: the configured one, or the best available."""
     available = {"cpu": True, "gpu": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if config.accelerator == "auto":
         return next(name for name in ("gpu", "mps", "cpu") if available[name])
@@ -215,11 +197,7 @@ def resolve_accelerator(config: BaseTrainerConfig) -> str:
 
 
 def resolve_devices(config: BaseTrainerConfig, accelerator: str) -> tuple[int, int]:
-    """Return the number of devices per node and the number of nodes.
-
-    Raises:
-        InputError: more GPUs are configured than available, or several nodes without a launcher.
-    """
+    """Return the number of devices per node and the number of nodes, if this machine can run them."""
     launch = launched()
     available = torch.cuda.device_count() if accelerator == "gpu" else 1
     devices, num_nodes = (launch.devices, launch.num_nodes) if launch else (available, 1)

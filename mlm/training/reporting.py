@@ -22,10 +22,6 @@ from mlm.training.tracking import end_tracking, track_rows, tracked_step
 
 log = logging.getLogger(__name__)
 
-COLUMNS = ("step", "tokens", "elapsed_s", "train/loss", "val/loss")
-"""First columns of every metrics table; the module names those between them and STEP_COLUMNS."""
-STEP_COLUMNS = ("optim/lr", "optim/grad_norm")
-LAST_COLUMNS = ("optim/skipped", "throughput/tokens_per_second", "throughput/wait_share")
 FLUSH_EVERY = 10
 """Steps whose numbers are fetched from the device together, so that it is not asked at every step."""
 
@@ -33,12 +29,14 @@ FLUSH_EVERY = 10
 class MetricsTable(StepCallback):
     """Writes one row per optimizer step to metrics.csv and to the trackers.
 
-    The columns of `validation` follow those of the losses, `extra` ones precede LAST_COLUMNS.
+    The columns of `validation` follow those of the losses, `extra` ones those of the optimizer.
     """
 
     def __init__(self, path: Path, validation: Sequence[str], extra: Sequence[str]):
         self.path = path
-        self.columns = [*COLUMNS, *validation, *STEP_COLUMNS, *extra, *LAST_COLUMNS]
+        self.columns = ["step", "tokens", "elapsed_s", "train/loss", "val/loss", *validation]
+        self.columns += ["optim/lr", "optim/grad_norm", *extra, "optim/skipped"]
+        self.columns += ["throughput/tokens_per_second", "throughput/wait_share"]
         self._tracked = -1
         """The newest step in the tracked run."""
         self._rows: list[dict[str, Any]] = []
@@ -55,8 +53,8 @@ class MetricsTable(StepCallback):
                 writer.writeheader()
                 writer.writerows(kept if step else [])
             if trainer.loggers:
-                self._tracked = tracked_step(self.path.parent)
-                self._track(trainer, kept)  # rows that a killed process did not pass on
+                before = tracked_step(self.path.parent)  # a killed process may not have passed on all rows
+                self._tracked = track_rows(trainer.loggers, self.path.parent, kept, before)
             if not step:
                 self._add(module)
 
@@ -93,9 +91,6 @@ class MetricsTable(StepCallback):
                 os.truncate(self.path, size)
             return
         self._rows = []
-        self._track(trainer, rows)
-
-    def _track(self, trainer: pl.Trainer, rows: list[dict[str, Any]]) -> None:
         self._tracked = track_rows(trainer.loggers, self.path.parent, rows, self._tracked)
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
@@ -113,11 +108,7 @@ def _number(value: Any) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics table as numbers, without empty cells and an unfinished last line.
-
-    Raises:
-        InputError: it is damaged.
-    """
+    """Return the rows of a metrics table as numbers, without empty cells and an unfinished last line."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:

@@ -15,13 +15,12 @@ import lightning.pytorch as pl
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 import mlm
 from mlm.config.experiment import PretrainConfig
 from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.model import LabelType
-from mlm.data.collate import Rows, build_masking
+from mlm.data.collate import build_masking
 from mlm.data.corpus import Corpus
 from mlm.data.labelled import Examples, LabelledTask
 from mlm.evaluation.commands import write_predictions
@@ -38,7 +37,6 @@ from mlm.evaluation.predictor import arguments, predict_logits
 from mlm.files import write_json
 from mlm.hub.saving import longest_row, model_card, save_pretrained
 from mlm.launch import command_for
-from mlm.model.heads import MaskedLM
 from mlm.model.loss import summed_label_loss
 from mlm.plan import count_parameters
 from mlm.tokenizer import tokenizer_digest
@@ -60,6 +58,11 @@ SAME_ANSWER: dict[LabelType, str] = {
     "multilabel": "every text gets the same labels",
 }
 """Why a run taught the model nothing, by the type of the labels."""
+CARD_FACTS = (
+    *("task", "seed", "num_train_examples", "epoch", "val_loss"),
+    *("optimizer", "lr", "weight_decay", "batch_size", "max_epochs", "versions"),
+)
+"""Entries of the summary that a fine-tuned model's card repeats."""
 MAX_SHOWN_CLASSES = 20
 """With more classes, the table by class stays in summary.json, and there is no confusion matrix."""
 
@@ -71,9 +74,19 @@ def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason:
     config, model, progress = module.config, module.model, module.progress
     assert progress.first, "a run begins with a validation"
     if progress.validated_at != kept:  # an earlier model, or stopped by a signal before its validation
-        progress.last = _score_held_out(config, corpus, model)
+        masking = build_masking(config.masking, config.masking.validation_mask_rate, corpus.tokenizer)
+        size = min(config.trainer.rows_per_step, SCORED_ROWS)
+        batches = frozen_batches(corpus.validation, masking, size)
+        progress.last = score_batches(model.eval(), batches, next(model.parameters()).device, sync=False)
     assert progress.last, "and ends with one"
-    _warn_if_worse(progress, kept, -(-len(corpus.train) // config.trainer.rows_per_step))
+    loss, step = progress.lowest or (math.inf, 0)
+    if progress.last["loss"] > loss + WORSE:
+        passes = (kept - step) / -(-len(corpus.train) // config.trainer.rows_per_step)
+        log.warning(
+            f"the saved model (loss {progress.last['loss']:.3f} at step {kept}) is worse than that of step "
+            f"{step} (loss {loss:.3f}), {passes:.1f} passes over the text before: take --trainer.keep best, "
+            "a lower --optimizer.lr, fewer steps, more text"
+        )
     summary = {
         "loss_first": progress.first["loss"],
         "val_loss": progress.last["loss"],
@@ -98,14 +111,20 @@ def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason:
     # A folder of this machine means nothing to a reader of the card.
     facts = {name: summary[name] for name in summary if name not in ("model_dir", "branch", "best")}
     facts["sources"] = ", ".join(Path(source.path).name for source in config.data.sources)
-    start = folder / "tokenizer" if config.init else None
+    start, rows = folder / "tokenizer" if config.init else None, corpus.validation
+    # The first document of a row, as a model that knows nothing of packing gets it.
+    ids, documents = rows.render(np.arange(min(len(rows), CHECKED)))
+    mask = torch.from_numpy(documents == 1)
     save_pretrained(
         folder / "model",
         model,
         corpus.tokenizer,
         model_max_length=(start and longest_row(start, model.config)) or config.data.seq_len,
         card=model_card(str(config.name), model.config, facts),
-        rows=_first_documents(corpus.validation),
+        rows={
+            "input_ids": torch.from_numpy(ids).where(mask, rows.special.pad),
+            "attention_mask": mask.long(),
+        },
         start=start,
     )
     from mlm.training.plots import plot_losses  # loads matplotlib
@@ -115,25 +134,6 @@ def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason:
     print(_pretraining_message(config, folder, summary, progress))
 
 
-def _warn_if_worse(progress: Progress, kept: int, steps_per_pass: int) -> None:
-    """Warn if an earlier validation was clearly better than that of the saved model."""
-    loss, step = progress.lowest or (math.inf, 0)
-    last = (progress.last or {}).get("loss", math.inf)
-    if last > loss + WORSE:
-        log.warning(
-            f"the saved model (loss {last:.3f} at step {kept}) is worse than that of step {step} (loss "
-            f"{loss:.3f}), {(kept - step) / steps_per_pass:.1f} passes over the text before: take "
-            "--trainer.keep best, a lower --optimizer.lr, fewer steps, more text"
-        )
-
-
-def _first_documents(rows: Rows) -> dict[str, Tensor]:
-    """Return the first document of some rows, as a model that knows nothing of packing is given them."""
-    ids, documents = rows.render(np.arange(min(len(rows), CHECKED)))
-    mask = torch.from_numpy(documents == 1)
-    return {"input_ids": torch.from_numpy(ids).where(mask, rows.special.pad), "attention_mask": mask.long()}
-
-
 def provenance(corpus: Corpus) -> dict[str, str | None]:
     """Return the origins of a run: the token store, the vocabulary, and the commit of the code."""
     return {
@@ -141,14 +141,6 @@ def provenance(corpus: Corpus) -> dict[str, str | None]:
         "tokenizer_digest": tokenizer_digest(corpus.tokenizer),
         "git_commit": git_commit(Path(mlm.__file__).parent),
     }
-
-
-def _score_held_out(config: PretrainConfig, corpus: Corpus, model: MaskedLM) -> dict[str, float]:
-    """Score a model that no Trainer holds, on the validation rows of a run, in float32."""
-    masking = build_masking(config.masking, config.masking.validation_mask_rate, corpus.tokenizer)
-    rows = min(config.trainer.rows_per_step, SCORED_ROWS)
-    batches = frozen_batches(corpus.validation, masking, rows)
-    return score_batches(model.eval(), batches, next(model.parameters()).device, sync=False)
 
 
 def _duration(seconds: float) -> str:
@@ -191,13 +183,9 @@ next
 def scores_of(
     task: LabelledTask, examples: Examples, logits: npt.NDArray[np.float64], suffix: str = ""
 ) -> dict[str, float]:
-    """Return the scores that the task asks for, the one that ranks epochs first.
+    """Return the scores that the task asks for from logits (N, C), the one that ranks epochs first.
 
-    Args:
-        task: names the scores.
-        examples: (N) with labels.
-        logits: (N, C).
-        suffix: added to the names.
+    `suffix` is added to their names.
     """
     assert examples.labels is not None, "scored examples have labels"
     scores = task_metrics(task.label_type, examples.labels, logits)
@@ -205,12 +193,9 @@ def scores_of(
 
 
 def failure(losses: Sequence[float], labels: npt.NDArray[Any], logits: npt.NDArray[np.float64]) -> str | None:
-    """Return in words why a run taught the model nothing; None if it did.
+    """Return in words why a run taught the model nothing, by the mean loss of each epoch; None if it did.
 
-    Args:
-        losses: the mean training loss of each epoch.
-        labels: (N,) ids of classes, or numbers, or (N, C) bool.
-        logits: (N, C), for numbers (N, 1).
+    Labels are (N,) ids of classes, or numbers, or (N, C) bool; logits (N, C), for numbers (N, 1).
     """
     kind: LabelType = "regression" if labels.dtype.kind == "f" else "classification"
     kind = "multilabel" if labels.ndim == 2 else kind
@@ -248,14 +233,6 @@ def finish_finetuning(
     examples, reported = sets[""]
     assert examples.labels is not None, "reported examples have labels"
     optimizer, settings = config.optimizer, config.trainer
-    conditions = {
-        "optimizer": optimizer.name,
-        "lr": optimizer.lr,
-        "weight_decay": optimizer.weight_decay,
-        "batch_size": settings.rows_per_step,
-        "max_epochs": settings.max_epochs,
-        "versions": {name: version(name) for name in ("mlm", "torch")},
-    }
     loss = summed_label_loss(torch.from_numpy(logits), parts.validation.label_tensor())
     summary: dict[str, Any] = {
         "task": task.name,
@@ -279,19 +256,23 @@ def finish_finetuning(
         "init": config.model,
         "num_encoder_parameters": sum(weight.numel() for weight in model.encoder.parameters()),
         "has_pairs": task.train.pairs is not None,
+        "optimizer": optimizer.name,
+        "lr": optimizer.lr,
+        "weight_decay": optimizer.weight_decay,
+        "batch_size": settings.rows_per_step,
+        "max_epochs": settings.max_epochs,
+        "versions": {name: version(name) for name in ("mlm", "torch")},
     }
     if "" in task.scored:
         summary["selection_metrics"] = scores_of(task, task.validation, logits)
     if task.label_type != "regression":
         summary |= counts_of_classes(task.labels, examples.labels, reported)
     if task.label_type == "classification" and len(task.labels) <= MAX_SHOWN_CLASSES:
-        counts = confusion_matrix(examples.labels, reported.argmax(1), len(task.labels))
-        summary["confusion"] = counts.tolist()
+        predictions, number = reported.argmax(1), len(task.labels)
+        summary["confusion"] = confusion_matrix(examples.labels, predictions, number).tolist()
     if parts.test:
         summary |= _report_test(data, model, folder, predict(examples=parts.test))
-    summary |= conditions
-    facts = {name: summary[name] for name in ("task", "seed", "num_train_examples", "epoch", "val_loss")}
-    facts |= conditions | metrics
+    facts = {name: summary[name] for name in CARD_FACTS} | metrics
     # The tokenizer is that of the model, or the one chosen for random weights.
     start = Path(str(config.tokenizer if config.model == SCRATCH else config.model))
     start = start.parent if start.is_file() else start
@@ -304,7 +285,14 @@ def finish_finetuning(
         rows=arguments(model, parts.validation[np.arange(min(len(parts.validation), CHECKED))]),
         start=start,
     )
-    _draw(folder, progress, summary, trainer.loggers if trainer else [])
+    from mlm.training.plots import plot_confusion, plot_epochs  # loads matplotlib
+
+    plot_epochs(progress.epochs, folder / "plots" / "epochs.png")
+    if counts := summary.get("confusion"):
+        plot_confusion(np.array(counts), task.labels, folder / "plots" / "confusion.png")
+        rows = [[label, *row] for label, row in zip(task.labels, counts, strict=True)]
+        columns, picture = ["class", *task.labels], folder / "plots" / "confusion.png"
+        track_table(trainer.loggers if trainer else [], "confusion", columns, rows, picture)
     write_json(folder / SUMMARY, summary)
     warn_of_failure(summary)
     if title is None:
@@ -320,18 +308,6 @@ def _selection(config: FinetuneConfig, task: LabelledTask, scores: dict[str, flo
         return "last epoch"
     best = f"best epoch by {next(iter(scores))} on {task.validation_is if '' in task.scored else 'them'}"
     return best if number == most else f"{best}, stopped early after {number} of {most} epochs"
-
-
-def _draw(folder: Path, progress: Progress, summary: dict[str, Any], loggers: Sequence[Any]) -> None:
-    """Draw the epochs and the confusion matrix into the run folder, and give the matrix to the tracker."""
-    from mlm.training.plots import plot_confusion, plot_epochs  # loads matplotlib
-
-    plot_epochs(progress.epochs, folder / "plots" / "epochs.png")
-    if "confusion" in summary:
-        labels, counts, picture = summary["labels"], summary["confusion"], folder / "plots" / "confusion.png"
-        plot_confusion(np.array(counts), labels, picture)
-        rows = [[label, *row] for label, row in zip(labels, counts, strict=True)]
-        track_table(loggers, "confusion", ["class", *labels], rows, picture)
 
 
 def _report_test(
@@ -407,5 +383,4 @@ def _finetuning_message(config: FinetuneConfig, folder: Path, summary: dict[str,
 
 
 def _flag(name: str, value: str | None, default: str | None) -> str:
-    """Return an option of a command to type; empty: it has its default."""
     return "" if value in (None, default) else f" --{name} {shlex.quote(str(value))}"

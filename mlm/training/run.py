@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from mlm.config.errors import DiskError, InputError
 from mlm.config.training import BaseTrainerConfig
 from mlm.cores import share_cores
 from mlm.launch import is_first_process
+from mlm.training import processes, run_folder
 from mlm.training.callbacks import (
     Budget,
     CheckpointSaver,
@@ -26,26 +28,8 @@ from mlm.training.callbacks import (
 from mlm.training.datamodule import StepDataModule
 from mlm.training.engine import StepModule
 from mlm.training.machine import BusyCores, GracefulStop, KeepFreedMemory, give_back_freed_memory
-from mlm.training.processes import (
-    agree,
-    cluster_environment,
-    processes_sharing_cores,
-    resolve_accelerator,
-    resolve_devices,
-    resolve_precision,
-)
 from mlm.training.reporting import MetricsTable, ProgressBar
-from mlm.training.run_folder import (
-    METRICS,
-    SUMMARY,
-    AtomicCheckpointIO,
-    Checkpoint,
-    checkpoint_path,
-    find_checkpoint,
-    keep_config,
-    open_checkpoint,
-    resume_command,
-)
+from mlm.training.run_folder import METRICS, SUMMARY, Checkpoint, open_checkpoint, resume_command
 from mlm.training.sharding import ShardedStrategy, whole_model
 from mlm.training.tracking import build_tracker, end_tracking
 
@@ -56,14 +40,11 @@ def restore(folder: Path, module: StepModule) -> Checkpoint | None:
     """Return the checkpoint that a resumed run continues from, the first process's choice for all.
 
     Its counters are restored here, its weights and optimizer state when training starts.
-
-    Raises:
-        InputError: it is of another model or other data, or the run is finished without checkpoints.
     """
     if not module.config.resume:
         return None
-    found = find_checkpoint(folder / "checkpoints") if is_first_process() else None
-    path = agree(found.path if found else None)
+    found = run_folder.find_checkpoint(folder / "checkpoints") if is_first_process() else None
+    path = processes.agree(found.path if found else None)
     if path is None:
         if (folder / SUMMARY).exists() or (folder / "model").exists():
             raise InputError(
@@ -81,20 +62,12 @@ def restore(folder: Path, module: StepModule) -> Checkpoint | None:
 def run_training(
     folder: Path, module: StepModule, data: StepDataModule, checkpoint: Checkpoint | None, **tracked: Any
 ) -> int:
-    """Train until a bound is reached or a signal arrives, then finish the run.
+    """Train until a bound is reached or a signal arrives, then finish the run; return 0 or 128 + the signal.
 
-    Args:
-        folder: the run folder.
-        module: with its model; counters as restored.
-        data: the batches.
-        checkpoint: where the run resumes; it may have reached its bound, or have finished.
-        tracked: arguments of `build_tracker`.
-
-    Returns:
-        The exit status: 0, or 128 + the signal that stopped the run.
+    The run of a `checkpoint` may have reached its bound, or have finished. `tracked` is for `build_tracker`.
     """
     config, progress = module.config, module.progress
-    settings, schedule = config.trainer, config.schedule
+    settings = config.trainer
     val_every = settings.val_every or data.steps_per_epoch
     save_every = settings.save_every or data.steps_per_epoch
     epoch_steps = settings.max_epochs * data.steps_per_epoch if module.by_epoch else None
@@ -109,13 +82,13 @@ def run_training(
             _finish(folder, module, data, reached, None)
             return 0
     if is_first_process():
-        keep_config(config, folder)
+        run_folder.keep_config(config, folder)
     (folder / SUMMARY).unlink(missing_ok=True)
     module.managed = True
     clock, stop = Clock(), GracefulStop()
-    budget = Budget(settings, schedule, data, clock, val_every, epoch_steps)
+    budget = Budget(config, data, clock, val_every, epoch_steps)
     validation = Validation(val_every, settings, clock, at_start=not module.by_epoch)
-    on_cpu = resolve_accelerator(settings) == "cpu"
+    on_cpu = processes.resolve_accelerator(settings) == "cpu"
     callbacks: list[pl.Callback] = [
         *([KeepFreedMemory()] if on_cpu and not module.by_epoch else []),
         clock,
@@ -156,7 +129,7 @@ def _finish(
     try:
         kept = progress.best[0][1] if config.trainer.keep == "best" and progress.best else progress.step
         if kept != progress.step:
-            content = open_checkpoint(checkpoint_path(folder / "checkpoints", kept)).content
+            content = open_checkpoint(run_folder.checkpoint_path(folder / "checkpoints", kept)).content
             module.load_state_dict(content["state_dict"])
         module.save_results(data, folder, reason, kept, trainer)
     except (OSError, DiskError) as error:
@@ -172,40 +145,7 @@ def _build_trainer(
     config: BaseTrainerConfig, folder: Path, callbacks: list[pl.Callback], logger: Any
 ) -> pl.Trainer:
     """Build the Trainer of a managed run, which is one long Lightning epoch that `Budget` ends."""
-    _quiet_lightning()
-    accelerator = resolve_accelerator(config)
-    devices, num_nodes = resolve_devices(config, accelerator)
-    world_size = devices * num_nodes
-    share_cores(processes_sharing_cores())
-    strategy: str | ShardedStrategy = config.strategy
-    if config.strategy == "fsdp2":
-        strategy = ShardedStrategy(world_size)
-    elif config.strategy == "auto" and world_size > 1:
-        strategy = "ddp"
-    return pl.Trainer(
-        accelerator=accelerator,
-        devices=devices,
-        num_nodes=num_nodes,
-        strategy=strategy,
-        precision=resolve_precision(config, accelerator),  # type: ignore[arg-type]
-        accumulate_grad_batches=config.accumulation(world_size),
-        max_epochs=1,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_autolog_hparams=False,
-        logger=logger,
-        callbacks=callbacks,
-        plugins=[AtomicCheckpointIO(), cluster_environment()],
-        default_root_dir=str(folder),
-    )
-
-
-def _quiet_lightning() -> None:
-    """Silence Lightning's messages about choices that are deliberate here."""
+    # Its messages about choices that are deliberate here are silenced.
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (
@@ -219,3 +159,34 @@ def _quiet_lightning() -> None:
         ".*smaller than the logging interval.*",
     ):
         warnings.filterwarnings("ignore", message=message)
+    accelerator = processes.resolve_accelerator(config)
+    devices, num_nodes = processes.resolve_devices(config, accelerator)
+    world_size = devices * num_nodes
+    share_cores(
+        int(os.environ["LOCAL_WORLD_SIZE"]) if processes.PARENT in os.environ else 1
+    )  # launchers do it themselves
+    strategy: str | ShardedStrategy = config.strategy
+    if config.strategy == "fsdp2":
+        strategy = ShardedStrategy(world_size)
+    elif config.strategy == "auto" and world_size > 1:
+        strategy = "ddp"
+    return pl.Trainer(
+        accelerator=accelerator,
+        devices=devices,
+        num_nodes=num_nodes,
+        strategy=strategy,
+        precision=processes.resolve_precision(config, accelerator),  # type: ignore[arg-type]
+        accumulate_grad_batches=config.accumulation(world_size),
+        max_epochs=1,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_autolog_hparams=False,
+        logger=logger,
+        callbacks=callbacks,
+        plugins=[run_folder.AtomicCheckpointIO(), processes.cluster_environment()],
+        default_root_dir=str(folder),
+    )

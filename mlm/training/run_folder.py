@@ -61,9 +61,6 @@ def run_folder(config: RunConfig) -> Iterator[Path]:
     """Create or reopen the folder of a run (context manager); log lines go above the bars.
 
     A new folder gets its configuration at once, and is removed if an error ends the run before training.
-
-    Raises:
-        InputError: another process has it.
     """
     runs_dir, is_new_place = Path(config.runs_dir), not Path(config.runs_dir).exists()
     if not is_first_process():  # the first one did all this
@@ -162,10 +159,7 @@ def saved_checkpoints(folder: Path) -> list[Path]:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints atomically; a failed write is recorded in `failure` and training continues.
-
-    It is not an exception, because the other ranks wait for this one and do not know about it.
-    """
+    """Writes checkpoints atomically; after a failed write training continues, as other ranks wait."""
 
     failure: OSError | None = None
     """Why the newest checkpoint could not be written; None if it was."""
@@ -173,8 +167,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        self.failure = None
-        target = Path(path)
+        self.failure, target = None, Path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with replacing(target) as temporary, temporary.open("wb") as file:
@@ -203,18 +196,12 @@ class Checkpoint:
         return int(self.content["global_step"])
 
 
-class DamagedError(InputError):
+class _DamagedError(InputError):
     """A file that was read and is not a complete checkpoint."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint without running code that might be in the file.
-
-    Raises:
-        DamagedError: it is not a complete checkpoint.
-        InputError: it cannot be read; it may be complete.
-        FileNotFoundError: there is no such file.
-    """
+    """Open a checkpoint without running code that might be in the file; it must be complete."""
     try:
         with zipfile.ZipFile(path) as archive:  # torch does not check the checksums of files it maps
             if damaged := archive.testzip():
@@ -229,7 +216,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise InputError(f"{path} cannot be read: {reason}; resume again when it can be") from None
     except DAMAGE as error:
         reason = " ".join(str(error).split())[:120]
-    raise DamagedError(f"{path} is not a complete checkpoint: {reason}")
+    raise _DamagedError(f"{path} is not a complete checkpoint: {reason}")
 
 
 def _check_content(content: Any) -> None:
@@ -255,10 +242,7 @@ def _check_content(content: Any) -> None:
 def find_checkpoint(folder: Path) -> Checkpoint | None:
     """Return the newest complete checkpoint of a folder, None if there never was one.
 
-    Damaged files are set aside under another name, with a warning.
-
-    Raises:
-        InputError: a checkpoint cannot be read, or there were checkpoints and all are damaged.
+    Damaged files are renamed, with a warning. InputError: one cannot be read, or all are damaged.
     """
     for path in reversed(saved_checkpoints(folder)):
         try:
@@ -268,7 +252,7 @@ def find_checkpoint(folder: Path) -> Checkpoint | None:
             log.warning("skipping %s: it is of step %d", path, found.step)
         except FileNotFoundError:
             continue  # its run is still training and has removed it
-        except DamagedError as error:
+        except _DamagedError as error:
             log.warning("skipping it: %s", error)
         if is_first_process():
             path.rename(path.with_name(f"{path.name}.broken"))

@@ -7,7 +7,7 @@ tensors, written by the first process, so that a run can go on with another stra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -18,10 +18,7 @@ from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from mlm.config.model import ClassifierConfig
 from mlm.model.heads import MaskedLM, SequenceClassifier
-
-Model = TypeVar("Model", MaskedLM, SequenceClassifier)
 
 
 def shard(model: MaskedLM | SequenceClassifier, mesh: Any) -> None:
@@ -44,15 +41,13 @@ def local(gradients: list[Tensor]) -> list[Tensor]:
     return [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
 
 
-def whole_model(model: Model) -> Model:
+def whole_model(model: Any) -> Any:
     """Return the model itself, or a copy on the CPU of one that is divided; all processes together."""
     state = model.state_dict()
     if not any(isinstance(value, DTensor) for value in state.values()):
         return model
-    if isinstance(model, SequenceClassifier):
-        copy: Any = SequenceClassifier(model.config, cast(ClassifierConfig, model.classifier_config))
-    else:
-        copy = MaskedLM(model.config)
+    head = [model.classifier_config] if isinstance(model, SequenceClassifier) else []
+    copy = type(model)(model.config, *head)
     copy.load_state_dict({name: whole(value) for name, value in state.items()})
     return copy
 

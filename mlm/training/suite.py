@@ -47,40 +47,23 @@ from mlm.training.tracking import resolve_tracking
 Json = dict[str, Any]
 POLL_S = 0.2
 """Seconds between two readings of the processes on several devices."""
-NO_SCORES: Json = {
-    "metrics": {},
-    "num_train_examples": 0,
-    "num_validation_examples": 0,
-    "elapsed_s": 0.0,
-    "train_examples_per_second": 0.0,
-    "model_dir": None,
-    "failed": None,
-    "selection": "",
-}
+NO_SCORES: Json = {"metrics": {}, "model_dir": None, "failed": None, "selection": ""}
+NO_SCORES |= {"num_train_examples": 0, "num_validation_examples": 0}
+NO_SCORES |= {"elapsed_s": 0.0, "train_examples_per_second": 0.0}
 """Summary of a run without a model, but for task and seed."""
 
 log = logging.getLogger(__name__)
 
 
 def finetune_all(config: FinetuneConfig) -> int:
-    """Fine-tune an encoder on all tasks and seeds of a configuration: the `finetune` command.
-
-    Returns:
-        The exit status: 0, or 128 + the signal that stopped it.
-
-    Raises:
-        InputError: something the user has to change.
-    """
-    if is_suite(config):
-        launch, devices = launched(), config.trainer.devices
-        alone = (launch is None or launch.world_size == 1) and devices in ("auto", 1)
-        hint = (
-            "does not fit several tasks or seeds, each of which runs on one device; leave it out, or run one"
-        )
-        require(alone, "trainer.devices", launch.world_size if launch else devices, hint)
+    """Fine-tune an encoder on all tasks and seeds; return 0, or 128 + the signal that ended it."""
+    several, launch, devices = is_suite(config), launched(), config.trainer.devices
+    alone = (launch is None or launch.world_size == 1) and devices in ("auto", 1)
+    hint = "does not fit several tasks or seeds, each of which runs on one device; leave it out, or run one"
+    require(alone or not several, "trainer.devices", launch.world_size if launch else devices, hint)
     config = replace(config, logging=resolve_tracking(config.logging))
     try:
-        if is_suite(config):
+        if several:
             return _run_suite(config)
         unit = units(config)[0]
         grid = points(unit)
@@ -95,7 +78,7 @@ def _run_suite(config: FinetuneConfig) -> int:
         check_parts(task, config.glue_dir, with_test=config.submit)
     with run_folder(replace(config, resume=_folder_of(config).exists())) as folder:
         keep_config(config, folder)
-        _keep_digests(config, folder)
+        write_json(folder / DATA_FILE, data_digests(config) | read_digests(folder))  # it may have grown
         runs = units(config)
         first = [run for run in runs if run.task == [MNLI]] if config.start_from_mnli else []
         status = _run_units(config, first)
@@ -115,18 +98,12 @@ def _run_suite(config: FinetuneConfig) -> int:
 def _run_units(config: FinetuneConfig, runs: Sequence[FinetuneConfig]) -> int:
     """Do the unfinished runs, on all devices of this machine; return the exit status."""
     titled = [(run, _folder_of(run).relative_to(config.runs_dir).as_posix()) for run in runs]
-    devices = _visible_devices(config)
+    named, devices = os.environ.get("CUDA_VISIBLE_DEVICES"), []
+    if resolve_accelerator(config.trainer) == "gpu":
+        devices = named.split(",") if named else list(map(str, range(torch.cuda.device_count())))
     if len(devices) > 1:
         return run_on_devices([one for one in titled if not _is_finished(_folder_of(one[0]))], devices)
     return next((status for run, title in titled if (status := _run_part(run, title))), 0)
-
-
-def _visible_devices(config: FinetuneConfig) -> list[str]:
-    """Return the GPUs a run may use, as in CUDA_VISIBLE_DEVICES; none if it runs elsewhere."""
-    if resolve_accelerator(config.trainer) != "gpu":
-        return []
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
 
 
 def run_on_devices(runs: Sequence[tuple[FinetuneConfig, str]], devices: Sequence[str]) -> int:
@@ -134,10 +111,6 @@ def run_on_devices(runs: Sequence[tuple[FinetuneConfig, str]], devices: Sequence
 
     The output of a run goes to a file beside its folder. A run that fails records that in its summary, and
     the others continue; after any other exit status no further run is started.
-
-    Args:
-        runs: configuration and title of each.
-        devices: as in CUDA_VISIBLE_DEVICES.
     """
     waiting, status = list(runs), 0
     running: dict[str, tuple[FinetuneConfig, subprocess.Popen[bytes]]] = {}
@@ -218,7 +191,7 @@ def _run_grid(unit: FinetuneConfig, grid: Sequence[Point], title: str | None = N
     """
     folder = _folder_of(unit)
     with run_folder(replace(unit, resume=folder.exists())):
-        _keep_digests(unit, folder)
+        write_json(folder / DATA_FILE, data_digests(unit) | read_digests(folder))
         best: tuple[float, int] | None = None
         tried: list[Json] = []
         for number, point in enumerate(grid, 1):
@@ -262,11 +235,6 @@ def _keep_point(folder: Path, tried: list[Json], number: int) -> Json:
     return summary
 
 
-def _keep_digests(config: FinetuneConfig, folder: Path) -> None:
-    """Record the data of the runs, before the first of them; a suite that grew reads more."""
-    write_json(folder / DATA_FILE, data_digests(config) | read_digests(folder))
-
-
 def _write_failure(config: FinetuneConfig, reason: str) -> None:
     """Record that a run failed, so that the table shows it."""
     folder = _folder_of(config)
@@ -281,23 +249,19 @@ def _is_finished(folder: Path) -> bool:
         summary = _read_json(folder / SUMMARY)
     except FileNotFoundError:
         return False
-    except ValueError:
+    except (ValueError, TypeError):
         summary = {}
-    whole = isinstance(summary, dict) and summary.keys() >= {"metrics", "failed", "model_dir"}
-    if not whole:
+    if not (whole := summary.keys() >= {"metrics", "failed", "model_dir"}):
         log.warning("%s is damaged: the run is repeated", folder / SUMMARY)
     return whole
 
 
 def _folder_of(config: FinetuneConfig) -> Path:
-    """Return the folder of a run."""
     return Path(config.runs_dir, str(config.name))
 
 
 def _read_json(path: Path) -> Json:
-    """Return the values of a JSON file."""
-    values: Json = json.loads(path.read_text(encoding="utf-8"))
-    return values
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _read_summary(config: FinetuneConfig) -> Json:
@@ -311,15 +275,11 @@ def _read_summary(config: FinetuneConfig) -> Json:
 
 
 def _from_mnli(unit: FinetuneConfig, runs: Sequence[FinetuneConfig]) -> FinetuneConfig:
-    """Return a run that starts from MNLI's model, of the same seed if there is one, where it gains from that.
-
-    Raises:
-        InputError: all runs of MNLI failed.
-    """
+    """Return a run that starts from MNLI's model, if possible of the same seed, where it gains from that."""
     if unit.task[0] not in FROM_MNLI:
         return unit
-    models = {run.seed: _read_summary(run)["model_dir"] for run in runs}
-    there = {seed: model for seed, model in models.items() if model}
+    found = [(run.seed, _read_summary(run)["model_dir"]) for run in runs]
+    there = {seed: model for seed, model in found if model}
     if not there:
         raise InputError("start_from_mnli=true: every MNLI run failed, so there is no model to start from")
     model = there.get(unit.seed) or next(iter(there.values()))

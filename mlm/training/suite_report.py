@@ -38,14 +38,12 @@ def report(config: FinetuneConfig, folder: Path, runs: Sequence[tuple[FinetuneCo
     Table and picture are called `glue`, or `seeds` for the user's own data.
     """
     own = Path(config.data.train).name if config.data.train else OWN_DATA
-    found = {run.task[0] if run.task else own for run, _ in runs}
-    by_task = {
-        task: [(run, summary) for run, summary in runs if (run.task[0] if run.task else own) == task]
-        for task in (*GLUE_TASKS, own)
-        if task in found
-    }
-    units = {task: pairs[0][0] for task, pairs in by_task.items()}
-    summaries = {task: [summary for _, summary in pairs] for task, pairs in by_task.items()}
+    by_task: dict[str, list[tuple[FinetuneConfig, Json]]] = {}
+    for run, summary in runs:
+        by_task.setdefault(run.task[0] if run.task else own, []).append((run, summary))
+    names = [task for task in (*GLUE_TASKS, own) if task in by_task]
+    units = {task: by_task[task][0][0] for task in names}
+    summaries = {task: [summary for _, summary in by_task[task]] for task in names}
     submission = _submit(config, folder, summaries) if config.submit else None
     stem, subject = ("glue", "GLUE") if config.task else ("seeds", next(iter(summaries)))
     from_mnli = "RTE, MRPC and STS-B from the model tuned on MNLI"
@@ -100,10 +98,9 @@ def _submit(config: FinetuneConfig, folder: Path, summaries: dict[str, list[Json
     refused = []
     for task, model in models.items():
         answers |= answers_of(config, task, model)
-        sizes = {
-            name: size_of(task, part, len(answers[name])) for part, name in submitted_parts(task).items()
-        }
-        refused += [f"{name} answers {size}" for name, size in sizes.items() if not size.is_official]
+        for part, name in submitted_parts(task).items():
+            size = size_of(task, part, len(answers[name]))
+            refused += [] if size.is_official else [f"{name} answers {size}"]
     write_submission(folder / "submission.zip", answers)
     return {"file": str(folder / "submission.zip"), "models": models, "refused": refused}
 
@@ -130,13 +127,9 @@ def settings_of(
 
 def settings_of_task(unit: FinetuneConfig, runs: Sequence[Json]) -> Json:
     """Return the settings of a task; of a grid the values tried, and the one chosen with each seed."""
-    settings: Json = {
-        "optimizer.name": unit.optimizer.name,
-        "optimizer.lr": unit.optimizer.lr,
-        "optimizer.weight_decay": unit.optimizer.weight_decay,
-        "trainer.batch_size": unit.trainer.batch_size,
-        "trainer.max_epochs": unit.trainer.max_epochs,
-    }
+    optimizer, trainer = ("name", "lr", "weight_decay"), ("batch_size", "max_epochs")
+    settings: Json = {f"optimizer.{name}": getattr(unit.optimizer, name) for name in optimizer}
+    settings |= {f"trainer.{name}": getattr(unit.trainer, name) for name in trainer}
     grid = points(unit)
     chosen = [run["grid"][run["grid_point"] - 1] for run in runs if "grid" in run]
     for key in grid[0]:

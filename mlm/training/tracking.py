@@ -35,14 +35,8 @@ TIMEOUTS: dict[str, Any] = {"init_timeout": 20.0, "finish_timeout": 20.0}
 NOT_LOGGED_IN = "not logged in (wandb login)"
 RUN_ID, NAMES, NEWEST_STEP = "run-id.txt", "names.json", "newest-step.txt"
 """Files in the folder `wandb` of a run."""
-NAMED_BY = {
-    "entity": "WANDB_ENTITY",
-    "project": "WANDB_PROJECT",
-    "name": "WANDB_NAME",
-    "group": "WANDB_RUN_GROUP",
-    "notes": "WANDB_NOTES",
-    "tags": "WANDB_TAGS",
-}
+NAMED_BY = {name: f"WANDB_{name.upper()}" for name in ("entity", "project", "name", "notes", "tags")}
+NAMED_BY["group"] = "WANDB_RUN_GROUP"
 """Environment variables of wandb, by the argument of `wandb.init` that they stand for."""
 NOT_USED = ("WANDB_LOG_MODEL", "WANDB_WATCH")
 
@@ -52,8 +46,7 @@ log = logging.getLogger(__name__)
 def resolve_tracking(config: LoggingConfig) -> LoggingConfig:
     """Decide between online, offline and disabled, without a prompt and within seconds.
 
-    Raises:
-        InputError: online is configured and impossible, or $WANDB_MODE is not a mode.
+    InputError: online is configured and impossible, or $WANDB_MODE is not a mode.
     """
     wanted, place = _wanted_mode(config)
     if wanted in ("auto", "online"):
@@ -70,11 +63,7 @@ def resolve_tracking(config: LoggingConfig) -> LoggingConfig:
 
 
 def _wanted_mode(config: LoggingConfig) -> tuple[str, str]:
-    """Return the mode and where it comes from: the configuration, else wandb's environment variables.
-
-    Raises:
-        InputError: $WANDB_MODE is not a mode.
-    """
+    """Return the mode and where it comes from: the configuration, else wandb's environment variables."""
     if config.wandb != "auto":
         return config.wandb, "logging.wandb"
     if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on"):
@@ -87,7 +76,6 @@ def _wanted_mode(config: LoggingConfig) -> tuple[str, str]:
 
 
 def _obstacle_to_tracking() -> str | None:
-    """Return why a run cannot be tracked online, None if it can."""
     import wandb
 
     os.environ.setdefault("WANDB_SILENT", "true")
@@ -128,13 +116,7 @@ def build_tracker(
     """Return a Weights & Biases logger, or False when this process does not track.
 
     Its id and names are kept in the run folder, so that a resumed run continues the same tracked run.
-
-    Args:
-        config: stored with the run; `logging` as `resolve_tracking` returns it.
-        folder: the run folder.
-        facts: further plain values stored with the run.
-        group: the tracker shows the run in this group.
-        title: name of the tracked run; None: that of the folder.
+    Configuration and `facts` are stored with it; its name is `title`, by default that of the folder.
     """
     if config.logging.wandb == "disabled" or not is_first_process():
         return False
