@@ -162,9 +162,8 @@ def _build_trainer(
     accelerator = processes.resolve_accelerator(config)
     devices, num_nodes = processes.resolve_devices(config, accelerator)
     world_size = devices * num_nodes
-    share_cores(
-        int(os.environ["LOCAL_WORLD_SIZE"]) if processes.PARENT in os.environ else 1
-    )  # launchers do it themselves
+    # A launcher divides the cores itself.
+    share_cores(int(os.environ["LOCAL_WORLD_SIZE"]) if processes.PARENT in os.environ else 1)
     strategy: str | ShardedStrategy = config.strategy
     if config.strategy == "fsdp2":
         strategy = ShardedStrategy(world_size)

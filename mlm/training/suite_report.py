@@ -100,7 +100,8 @@ def _submit(config: FinetuneConfig, folder: Path, summaries: dict[str, list[Json
         answers |= answers_of(config, task, model)
         for part, name in submitted_parts(task).items():
             size = size_of(task, part, len(answers[name]))
-            refused += [] if size.is_official else [f"{name} answers {size}"]
+            if not size.is_official:
+                refused.append(f"{name} answers {size}")
     write_submission(folder / "submission.zip", answers)
     return {"file": str(folder / "submission.zip"), "models": models, "refused": refused}
 
