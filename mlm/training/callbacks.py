@@ -19,7 +19,6 @@ from torch import Tensor
 
 from mlm.config.errors import InputError
 from mlm.config.training import BaseTrainerConfig
-from mlm.files import remove
 from mlm.launch import is_first_process
 from mlm.optim import warmup_steps
 from mlm.training.datamodule import StepDataModule, TrainingLoader
@@ -320,7 +319,8 @@ class CheckpointSaver(StepCallback):
                 if checkpoint_step(path) not in best and not self._is_permanent(checkpoint_step(path)):
                     path.unlink()
             for leftover in self.folder.glob(".step-*.ckpt.*"):  # of a process that was killed
-                remove(leftover)
+                if leftover.is_file():
+                    leftover.unlink()
 
     def _is_permanent(self, step: int) -> bool:
         return self.config.keep_every is not None and step % self.config.keep_every == 0
