@@ -28,7 +28,7 @@ from mlm.optim import build_optimizer, learning_rate_factor, set_learning_rate
 from mlm.plan import flops_per_token
 from mlm.startup.command import parse_config
 from mlm.training.engine import rescale_and_clip
-from mlm.training.memory import keep_freed_memory, map_large_blocks
+from mlm.training.machine import keep_freed_memory, map_large_blocks
 from mlm.training.pretraining import prepare
 from mlm.training.processes import resolve_precision
 

@@ -40,7 +40,7 @@ from mlm.optim import build_optimizer, set_learning_rate
 from mlm.plan import flops_per_token
 from mlm.tokenizer import SpecialTokens
 from mlm.training.engine import rescale_and_clip
-from mlm.training.memory import keep_freed_memory
+from mlm.training.machine import keep_freed_memory
 from mlm.training.processes import resolve_precision
 
 SPECIAL = SpecialTokens(pad=0, unk=1, cls=2, sep=3, mask=4)

@@ -31,12 +31,12 @@ LAYERS = {
 FILES = sorted((ROOT / "mlm").rglob("*.py"))
 MAX_FILE_LINES = 400
 """A file is read in one sitting."""
-MAX_LINES = 16790
+MAX_LINES = 16_005
 """Of all files. The goal is 12,500, so that one person can know the project: lower this with every deletion.
 What adds a capability raises it by its own size and says so in CHANGELOG.md."""
 ENGINE = (
-    *("engine.py", "progress.py", "run.py", "callbacks.py", "run_folder.py", "datamodule.py"),
-    *("pretraining.py", "stopping.py", "sharding.py"),
+    *("engine.py", "run.py", "callbacks.py", "run_folder.py", "datamodule.py"),
+    *("pretraining.py", "machine.py", "sharding.py"),
 )
 """Files of mlm/training that take the steps of a run, stop it and resume it."""
 CORE = (
@@ -45,7 +45,7 @@ CORE = (
     *(f"training/{name}" for name in ENGINE),
 )
 """What decides a result, below mlm/."""
-MAX_CORE_LINES = 4_200
+MAX_CORE_LINES = 3_800
 """It can be read in an afternoon."""
 
 

@@ -21,7 +21,7 @@ DOCUMENTED = {
 """Names that the Python manual describes, whoever has them."""
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("mlm/training/stopping.py", "_broadcast_sigterm_tensor"): (
+    ("mlm/training/machine.py", "_broadcast_sigterm_tensor"): (
         "Lightning asks all ranks in each batch whether one received SIGTERM, and waits for the GPU's "
         "answer; our own question covers it, and there is no public switch."
     ),

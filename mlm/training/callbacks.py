@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from mlm.config.errors import InputError
-from mlm.config.training import BaseTrainerConfig, ScheduleConfig
+from mlm.config.training import BaseTrainerConfig
 from mlm.launch import is_first_process
 from mlm.optim import warmup_steps
-from mlm.training.datamodule import TrainingLoader
-from mlm.training.engine import StepCallback
-from mlm.training.progress import Progress
+from mlm.training.datamodule import StepDataModule, TrainingLoader
+from mlm.training.engine import Progress, StepCallback
 from mlm.training.run_folder import checkpoint_path, checkpoint_step, saved_checkpoints
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,6 @@ class Clock(StepCallback):
     """Measures time and waiting; first in the list, so that the others see the new numbers."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        """Start counting where the earlier run stopped."""
         super().on_train_start(trainer, module)
         self.restart(module.progress)
 
@@ -58,14 +56,11 @@ class Clock(StepCallback):
         self._waited_s = 0.0
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
-        """Read the clock."""
         before, loader = module.progress.elapsed_s, trainer.train_dataloader
         assert isinstance(loader, TrainingLoader)
-        seconds = self.now(module.progress) - before
-        module.step_metrics["throughput/step_s"] = seconds
-        waited_s = loader.waited_s - self._waited_s
-        module.step_metrics["throughput/wait_share"] = waited_s / max(seconds, 1e-9)
-        self._waited_s = loader.waited_s
+        seconds, waited_s = self.now(module.progress) - before, loader.waited_s - self._waited_s
+        wait_share, self._waited_s = waited_s / max(seconds, 1e-9), loader.waited_s
+        module.step_metrics |= {"throughput/step_s": seconds, "throughput/wait_share": wait_share}
 
     def now(self, progress: Progress) -> float:
         """Return the seconds trained, up to this moment."""
@@ -74,14 +69,7 @@ class Clock(StepCallback):
 
 
 class Validation(StepCallback):
-    """Scores the held-out rows every few steps, after the last one, and if asked before the first.
-
-    Args:
-        every: optimizer steps between validations.
-        config: how many of the best to remember, and after how many that are no better to stop.
-        clock: of the run.
-        at_start: whether the model is also scored before the first step.
-    """
+    """Scores the held-out rows every few steps, after the last one, and if `at_start` before the first."""
 
     reason: str | None = None
     """Why it ended the run, if it did."""
@@ -102,7 +90,6 @@ class Validation(StepCallback):
         self.clock.restart(progress)
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
-        """Score if it is time, or if this was the last step."""
         progress, start = module.progress, time.monotonic()
         if progress.step % self.every == 0 or trainer.should_stop:
             progress.last, progress.validated_at = self._score(trainer, module), progress.step
@@ -115,9 +102,8 @@ class Validation(StepCallback):
             module.on_validated(trainer)
             self.reason = None if trainer.should_stop else early_stop(self.config, progress, self.every)
             if self.reason:
-                log.info(
-                    "stopped after step %d: none since step %d is better", progress.step, progress.best[0][1]
-                )
+                best = progress.best[0][1]
+                log.info("stopped after step %d: none since step %d is better", progress.step, best)
                 trainer.should_stop = True
 
     def _score(self, trainer: pl.Trainer, module: Any) -> dict[str, float]:
@@ -133,47 +119,23 @@ class Validation(StepCallback):
 
 
 def early_stop(config: BaseTrainerConfig, progress: Progress, every: int) -> str | None:
-    """Name the option that ends a run without a better validation for long enough, None if it does not.
-
-    Args:
-        config: the number of validations.
-        progress: of the run.
-        every: steps between validations.
-    """
-    if config.early_stopping is None or not progress.best:
-        return None
-    waited = -(-(progress.step - progress.best[0][1]) // every)
-    return f"trainer.early_stopping={config.early_stopping}" if waited >= config.early_stopping else None
+    """Return the option that ends a run without a better validation for long enough, None if it continues."""
+    most, best = config.early_stopping, progress.best
+    is_over = most is not None and best and -(-(progress.step - best[0][1]) // every) >= most
+    return f"trainer.early_stopping={most}" if is_over else None
 
 
 class Budget(StepCallback):
     """Fixes the length of the run in steps, and ends it at the first bound reached.
 
-    Args:
-        config: the bounds.
-        schedule: its warm-up has to fit in.
-        tokens_per_step: tokens of an optimizer step on average.
-        clock: of the run.
-        num_workers: loader processes, which draw batches ahead.
-        val_every: steps between validations, whose time is planned for.
-        epoch_steps: steps of all epochs, where epochs bound the run.
+    It plans for validations every `val_every` steps; `epoch_steps` are those of all epochs, if they bound it.
     """
 
-    def __init__(
-        self,
-        config: BaseTrainerConfig,
-        schedule: ScheduleConfig,
-        tokens_per_step: float,
-        clock: Clock,
-        num_workers: int | None = None,
-        val_every: int = 1,
-        epoch_steps: int | None = None,
-    ):
-        self.config, self.schedule, self.clock, self.val_every = config, schedule, clock, val_every
-        self.drawn_ahead = 2 + 2 * (2 if num_workers is None else num_workers)
-        """Steps whose batches may be drawn already: one by Lightning, two by each loader process."""
-        by_tokens = (config.max_tokens or math.inf) / tokens_per_step
-        self.epoch_steps = epoch_steps
+    def __init__(self, run: Any, data: StepDataModule, clock: Clock, val_every: int, epoch_steps: int | None):
+        self.config, self.schedule, self.clock, self.val_every = run.trainer, run.schedule, clock, val_every
+        self.drawn_ahead, self.epoch_steps = data.drawn_ahead, epoch_steps
+        config = self.config
+        by_tokens = (config.max_tokens or math.inf) / data.tokens_per_step
         self.allowed_steps = min(config.max_steps or math.inf, by_tokens, epoch_steps or math.inf)
         """Steps that all bounds but the time allow."""
         self.reason: str | None = None
@@ -198,17 +160,12 @@ class Budget(StepCallback):
             self._fix(trainer, progress, elapsed_s / done, left_s)
 
     def _excess_of_warmup(self, planned: int) -> str | None:
-        """Return what is wrong if the warm-up is longer than the run."""
+        """Return in words that the warm-up is longer than the run, None if it is not."""
         warmup = warmup_steps(self.schedule, planned)
-        if warmup <= planned:
-            return None
-        return (
-            f"the warm-up of {warmup:,} steps is longer than the run of {planned:,}: the peak rate is never "
-            "reached"
-        )
+        text = "the warm-up of {:,} steps is longer than the run of {:,}: the peak rate is never reached"
+        return text.format(warmup, planned) if warmup > planned else None
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
-        """Plan once the throughput is known; stop where a bound is reached."""
         progress = module.progress
         done = progress.step
         if done >= self._next_sync:
@@ -260,12 +217,7 @@ class Budget(StepCallback):
 
 
 def steps_until_next_sync(steps: int, seconds: float) -> int:
-    """Return after how many steps GPUs agree on the time again, for which they wait: those of a second.
-
-    Args:
-        steps: since they last did.
-        seconds: that these took, the same on all ranks.
-    """
+    """Return how many steps GPUs take until they wait and agree on the time again: those of a second."""
     return max(min(int(steps / max(seconds, 1e-9)), SYNC_EVERY), 1)
 
 
@@ -289,8 +241,7 @@ def bound_reached(
 class SkippedSteps(StepCallback):
     """Counts and logs the steps with a non-finite loss or gradient; too many in a row end the run.
 
-    Such a step changed neither weights nor optimizer state; its rows count as trained on, and learning rate
-    and step advance.
+    It changed neither weights nor optimizer state; its rows count as trained on, and rate and step advance.
     """
 
     def __init__(self, config: BaseTrainerConfig, checkpoints: Path, save_every: int):
@@ -298,7 +249,6 @@ class SkippedSteps(StepCallback):
         self._unread: list[tuple[Tensor, int, float, int]] = []
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        """Remember the rows of the first step."""
         super().on_train_start(trainer, module)
         self._rows_before = module.progress.rows
 
@@ -316,22 +266,17 @@ class SkippedSteps(StepCallback):
             self._unread = []
 
     def _count(
-        self, trainer: pl.Trainer, progress: Progress, skipped: bool, step: int, rate: float, rows_before: int
+        self, trainer: pl.Trainer, progress: Progress, skipped: bool, step: int, rate: float, before: int
     ) -> None:
         if not skipped:
             progress.skipped_in_a_row = 0
             return
         progress.skipped += 1
         progress.skipped_in_a_row += 1
-        rows = trainer.datamodule.step_rows(step - 1, rows_before)  # type: ignore[attr-defined]
-        log.warning(
-            "step %d skipped: its loss or gradient is not finite (learning rate %g, rows %s)",
-            step,
-            rate,
-            " ".join(map(str, rows)),
-        )
-        if progress.skipped_in_a_row >= self.config.max_skipped_steps:
-            number = progress.skipped_in_a_row
+        rows = trainer.datamodule.step_rows(step - 1, before)  # type: ignore[attr-defined]
+        where = f"learning rate {rate:g}, rows {' '.join(map(str, rows))}"
+        log.warning("step %d skipped: its loss or gradient is not finite (%s)", step, where)
+        if (number := progress.skipped_in_a_row) >= self.config.max_skipped_steps:
             raise Diverged(
                 f"the loss or its gradient was not finite in {number} steps in a row, {step - number + 1} to "
                 f"{step} (learning rate {rate:g}): lower optimizer.lr or lengthen the warm-up; "
@@ -362,7 +307,6 @@ class CheckpointSaver(StepCallback):
         self.folder, self.config, self.save_every, self.clock = folder, config, save_every, clock
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
-        """Save if it is time, then remove the older ones."""
         progress = module.progress
         step, best = progress.step, {step for _, step in progress.best}
         due = step % self.save_every == 0 or self._is_permanent(step)

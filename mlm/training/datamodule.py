@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from time import monotonic
 from typing import Any
 
+import lightning.pytorch as pl
 import numpy as np
+import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader
@@ -43,7 +46,8 @@ from mlm.masking import mask_rate_at
 from mlm.plan import planned_steps
 from mlm.startup.checks import is_model
 from mlm.tokenizer import load_tokenizer, num_ids, tokenizer_digest
-from mlm.training.engine import Ints, StepDataModule
+
+Ints = npt.NDArray[np.int64]
 
 SCRATCH_LENGTH = 512
 """Positions of random weights whose shape does not say."""
@@ -55,10 +59,7 @@ class TrainingLoader:
     """An iterable over training batches that measures how long training waited for them.
 
     It is not a DataLoader, so a stock Trainer neither replaces its sampler nor expects a resumable state.
-
-    Args:
-        batches: returns an iterator from the run's current place on.
-        num_batches: batches of an epoch; None: endless.
+    Without `num_batches` of an epoch it is endless.
     """
 
     waited_s = 0.0
@@ -80,86 +81,123 @@ class TrainingLoader:
         return self._num_batches
 
 
-class PretrainDataModule(StepDataModule):
-    """Masked rows of text for this rank.
+class StepDataModule(pl.LightningDataModule):
+    """Batches of this rank, and which rows make up an optimizer step."""
 
-    Args:
-        config: the text, its masking, batch size and seed.
-        corpus: the prepared text; None: prepared when the Trainer asks.
-    """
+    trainer: Any
+    config: PretrainConfig | FinetuneConfig
+    num_rows: int
+    """Rows of one epoch."""
+    tokens_per_step: float
+    """Tokens of an optimizer step on average."""
+    drawn_ahead = 0
+    """Steps whose batches loader processes may draw before training reaches them."""
+
+    @abstractmethod
+    def step_rows(self, step: int, rows: int) -> Ints:
+        """Return the row numbers of the optimizer step `step` (from 0) over all ranks, after `rows` rows."""
+
+    @abstractmethod
+    def num_tokens(self, rows: Ints) -> int:
+        """Return the tokens of some rows, padding excluded."""
+
+    @abstractmethod
+    def _training_batches(self) -> Iterable[Any]:
+        """Return this rank's batches from the run's current place on: without end in our own runs."""
+
+    def train_dataloader(self) -> TrainingLoader:
+        """Return the training batches: without end in our own runs, else one epoch."""
+        epoch = self.steps_per_epoch * self.passes
+        return TrainingLoader(self._training_batches, None if self.module().managed else epoch)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of one epoch."""
+        return -(-self.num_rows // self.config.trainer.rows_per_step)
+
+    @property
+    def passes(self) -> int:
+        """Forward passes per optimizer step on one device."""
+        return int(self.trainer.accumulate_grad_batches)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Rows per pass on one device, rounded up."""
+        return -(-self.config.trainer.rows_per_step // (self.trainer.world_size * self.passes))
+
+    def shares(self, rows: Ints) -> list[Ints]:
+        """Return this rank's rows of an optimizer step, one array per pass; together all ranks have all."""
+        first = self.trainer.global_rank * self.passes
+        return np.array_split(rows, self.trainer.world_size * self.passes)[first : first + self.passes]
+
+    def module(self) -> Any:
+        return self.trainer.lightning_module
+
+
+class PretrainDataModule(StepDataModule):
+    """Masked rows of text for this rank; without a prepared `corpus` it is made when the Trainer asks."""
 
     corpus: Corpus
 
     def __init__(self, config: PretrainConfig, corpus: Corpus | None = None):
         super().__init__()
         self.config: PretrainConfig = config
+        workers = config.data.num_workers
+        self.drawn_ahead = 2 + 2 * (2 if workers is None else workers)  # 1 by Lightning, 2 by each process
         if corpus is not None:
-            self.set_corpus(corpus)
+            self._set_corpus(corpus)
 
-    def set_corpus(self, corpus: Corpus) -> None:
-        """Use this text."""
+    def _set_corpus(self, corpus: Corpus) -> None:
         self.corpus, size = corpus, self.config.trainer.rows_per_step
-        self._order = TrainingSampler(
-            len(corpus.train), self.config.seed, size, size, parts=corpus.train.parts
-        )
+        self.num_rows, self.tokens_per_step = len(corpus.train), corpus.train.tokens_per_row * size
+        self._order = TrainingSampler(self.num_rows, self.config.seed, size, size, parts=corpus.train.parts)
 
     def prepare_data(self) -> None:
-        """Read, tokenize and pack the text, on one process per machine."""
         self.setup("")
 
     def setup(self, stage: str) -> None:
-        """Open the prepared text."""
         if not hasattr(self, "corpus"):
-            self.set_corpus(prepare_text(self.config))
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of one pass over the text."""
-        return len(self.corpus.train)
+            self._set_corpus(prepare_text(self.config))
 
     def step_rows(self, step: int, rows: int) -> Ints:
-        """Return the row numbers of the optimizer step that begins after `rows` rows."""
         return self._order.rows(self._index(rows)).rows
+
+    def _epoch_end(self, rows: int) -> int:
+        """Return the number of rows at which the epoch that holds row number `rows` ends."""
+        return (rows // self.num_rows + 1) * self.num_rows
 
     def _index(self, rows: int) -> Ints:
         """Return the places in the run of the rows of a step; under a stock Trainer epochs are whole."""
         end = rows + self.config.trainer.rows_per_step
-        return np.arange(rows, end if self.module().managed else min(end, self.epoch_end(rows)))
+        return np.arange(rows, end if self.module().managed else min(end, self._epoch_end(rows)))
 
     def num_tokens(self, rows: Ints) -> int:
-        """Return the tokens of some rows, padding excluded."""
         return self.corpus.train.num_tokens(rows)
 
-    def train_dataloader(self) -> TrainingLoader:
-        """Return the training batches: without end in our own runs, else one pass per epoch."""
-        rate = self.config.masking.highest_mask_rate
+    def _training_batches(self) -> DataLoader[MaskedBatch]:
+        rate, workers = self.config.masking.highest_mask_rate, self.config.data.num_workers
         masking = build_masking(self.config.masking, rate, self.corpus.tokenizer)
-        rows, workers = MaskedRows(self.corpus.train, masking, self.config.seed), self.config.data.num_workers
-
-        def batches() -> DataLoader[MaskedBatch]:
-            return DataLoader(
-                rows,
-                sampler=self._shares(),
-                batch_size=None,
-                num_workers=(2 if self.on_gpu else 0) if workers is None else workers,
-                pin_memory=self.on_gpu,
-            )
-
-        managed, steps = self.module().managed, -(-self.num_rows // self.config.trainer.rows_per_step)
-        return TrainingLoader(batches, None if managed else steps * self.passes)
+        on_gpu = self.trainer.strategy.root_device.type == "cuda"
+        return DataLoader(
+            MaskedRows(self.corpus.train, masking, self.config.seed),
+            sampler=self._shares(),
+            batch_size=None,
+            num_workers=(2 if on_gpu else 0) if workers is None else workers,
+            pin_memory=on_gpu,
+        )
 
     def _shares(self) -> Iterator[RowBatch]:
         """Yield this rank's rows from the run's current place on, with the mask rate of their step."""
         module = self.module()
         step, rows = module.progress.step, module.progress.rows
-        rate_at, end = self.mask_rates(), None if module.managed else self.epoch_end(rows)
+        rate_at, end = self._mask_rates(), None if module.managed else self._epoch_end(rows)
         while end is None or rows < end:
             index, rate = self._index(rows), rate_at(step)
             for share in self.shares(index):
                 yield self._order.rows(share)._replace(mask_rate=rate)
             step, rows = step + 1, rows + len(index)
 
-    def mask_rates(self) -> Callable[[int], float]:
+    def _mask_rates(self) -> Callable[[int], float]:
         """Return the mask rate as a function of the step.
 
         Loader processes ask ahead of training, so the length of a run comes from its bounds where it can. A
@@ -173,15 +211,14 @@ class PretrainDataModule(StepDataModule):
             progress = module.progress
             return lambda step: mask_rate_at(masking, step, *(progress.mask_rate_steps or (0, None)))
         else:
-            total = planned_steps(settings, self.corpus.train.tokens_per_row * settings.rows_per_step)
+            total = planned_steps(settings, self.tokens_per_step)
         return lambda step: mask_rate_at(masking, step, 0, total)
 
     def val_dataloader(self) -> TrainingLoader:
         """Return the held-out rows of this rank, with frozen masks at a rate that no schedule moves."""
-        masking = build_masking(
-            self.config.masking, self.config.masking.validation_mask_rate, self.corpus.tokenizer
-        )
-        trainer, size = self._trainer_of(), self.micro_batch_size
+        settings = self.config.masking
+        masking = build_masking(settings, settings.validation_mask_rate, self.corpus.tokenizer)
+        trainer, size = self.trainer, self.micro_batch_size
         first, mine = (
             frozen_batches(self.corpus.validation, masking, size, rank, trainer.world_size)
             for rank in (0, trainer.global_rank)
@@ -232,9 +269,7 @@ class Parts:
 class FinetuneDataModule(StepDataModule):
     """Tokenized examples of a task for this rank, in batches of similar length.
 
-    Args:
-        config: the task and its batch size.
-        selects: whether the scores of this run choose among runs.
+    `selects`: the scores of this run choose among runs.
     """
 
     task: LabelledTask
@@ -248,42 +283,28 @@ class FinetuneDataModule(StepDataModule):
         """The newest epoch that was asked for, and its batches."""
 
     def setup(self, stage: str) -> None:
-        """Read and tokenize the task."""
         if hasattr(self, "parts"):
             return
         config = self.config
-        wanted = json.dumps(
+        key = json.dumps(
             [config.task, config.glue_dir, config.selection, self.selects, to_plain(config.data)]
         )
-        self.task = keep_last("task", wanted, lambda: choose_task(config, self.selects))
-        describe(self.task)
-        self.tokenizer = choose_tokenizer(config)
-        shape = (
-            scratch_shape(config, self.tokenizer)
-            if config.model == SCRATCH
-            else read_shape(str(config.model))
-        )
+        self.task = _keep_last("task", key, lambda: choose_task(config, self.selects))
+        _describe(self.task)
+        source = config.tokenizer if config.model == SCRATCH else config.model
+        self.tokenizer = load_tokenizer(model_folder(str(source)))
+        is_new = config.model == SCRATCH
+        shape = scratch_shape(config, self.tokenizer) if is_new else read_shape(str(config.model))
         shape.check_fit(num_ids(self.tokenizer), seq_len=1)
         longest = resolve_max_length(shape, config.data.max_length, "data.max_length")
-        encoded_by = json.dumps([wanted, tokenizer_digest(self.tokenizer), longest])
-        self.parts = keep_last("parts", encoded_by, lambda: encode_parts(self.task, self.tokenizer, longest))
-        mean = self.parts.train.lengths.mean()
-        log.info(
-            "the longest example has %d tokens, the mean of training is %.0f", self.parts.max_length, mean
-        )
-
-    @property
-    def num_rows(self) -> int:
-        """Training examples."""
-        return len(self.parts.train)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps of one epoch."""
-        return -(-self.num_rows // self.config.trainer.rows_per_step)
+        key = json.dumps([key, tokenizer_digest(self.tokenizer), longest])
+        self.parts = _keep_last("parts", key, lambda: _encode_parts(self.task, self.tokenizer, longest))
+        mean, self.num_rows = self.parts.train.lengths.mean(), len(self.parts.train)
+        self.tokens_per_step = float(mean) * config.trainer.rows_per_step
+        longest = self.parts.max_length
+        log.info("the longest example has %d tokens, the mean of training is %.0f", longest, mean)
 
     def step_rows(self, step: int, rows: int) -> Ints:
-        """Return the examples of an optimizer step."""
         epoch, number = divmod(step, self.steps_per_epoch)
         if epoch != self._batches[0]:
             self._batches = epoch, self._batches_of(epoch)
@@ -294,16 +315,9 @@ class FinetuneDataModule(StepDataModule):
         return batches_by_length(self.parts.train.lengths, size, self.config.seed, epoch)
 
     def num_tokens(self, rows: Ints) -> int:
-        """Return the tokens of some examples, padding excluded."""
         return int(self.parts.train.lengths[rows].sum())
 
-    def train_dataloader(self) -> TrainingLoader:
-        """Return the training batches: without end in our own runs, else one epoch."""
-        managed = self.module().managed
-        return TrainingLoader(self._train_batches, None if managed else self.steps_per_epoch * self.passes)
-
-    def _train_batches(self) -> Iterator[LabelledBatch]:
-        """Yield this rank's batches from the run's current place on."""
+    def _training_batches(self) -> Iterator[LabelledBatch]:
         module = self.module()
         epoch, first = divmod(module.progress.step, self.steps_per_epoch)
         for number in count(epoch) if module.managed else [epoch]:
@@ -313,17 +327,15 @@ class FinetuneDataModule(StepDataModule):
 
     def val_dataloader(self) -> TrainingLoader:
         """Return this rank's share of the validation examples, each once."""
-        trainer, examples = self._trainer_of(), self.parts.validation
+        trainer, examples = self.trainer, self.parts.validation
         batches = batches_in_order(examples.lengths, 2 * self.micro_batch_size)
-        mine, most = (
-            batches[trainer.global_rank :: trainer.world_size],
-            -(-len(batches) // trainer.world_size),
-        )
+        mine = batches[trainer.global_rank :: trainer.world_size]
+        most = -(-len(batches) // trainer.world_size)
         mine += batches[: most - len(mine)]  # the ranks need equally many; an example counts once
         return TrainingLoader(lambda: (examples[rows] for rows in mine), len(mine))
 
 
-def encode_parts(task: LabelledTask, tokenizer: Tokenizer, longest: int | None) -> Parts:
+def _encode_parts(task: LabelledTask, tokenizer: Tokenizer, longest: int | None) -> Parts:
     """Tokenize all examples of a task, and report how many are truncated."""
 
     def encode(part: Examples, name: str) -> EncodedExamples:
@@ -340,7 +352,6 @@ def encode_parts(task: LabelledTask, tokenizer: Tokenizer, longest: int | None) 
 
 
 _LAST: dict[str, tuple[str, Any]] = {}
-"""Until `forget` is called."""
 
 
 def forget() -> None:
@@ -348,34 +359,25 @@ def forget() -> None:
     _LAST.clear()
 
 
-def keep_last(kind: str, wanted: str, make: Callable[[], Any]) -> Any:
-    """Return the value of the run before if it wanted the same: the runs of a suite share a task."""
-    if kind not in _LAST or _LAST[kind][0] != wanted:
+def _keep_last(kind: str, key: str, make: Callable[[], Any]) -> Any:
+    """Return the value of the run before if it has the same key: the runs of a suite share a task."""
+    if kind not in _LAST or _LAST[kind][0] != key:
         _LAST.pop(kind, None)  # first, so that both are never in memory
-        _LAST[kind] = wanted, make()
+        _LAST[kind] = key, make()
     return _LAST[kind][1]
 
 
-def describe(task: LabelledTask) -> None:
+def _describe(task: LabelledTask) -> None:
     """Log sizes and classes of the task."""
     sizes = f"{len(task.train):,} training and {len(task.validation):,} validation examples"
     log.info("task %s: %s (%s)", task.name, sizes, task.validation_is)
     if task.label_type != "regression":
         assert task.train.labels is not None, "training examples have labels"
         counts = label_counts(task.labels, task.train.labels)
-        log.info(
-            "%d classes: %s", len(counts), shorten([f"{label} {count:,}" for label, count in counts.items()])
-        )
-        empty = [label for label, count in counts.items() if not count]
-        if empty:
+        sizes = shorten([f"{label} {number:,}" for label, number in counts.items()])
+        log.info("%d classes: %s", len(counts), sizes)
+        if empty := [label for label, number in counts.items() if not number]:
             log.warning("classes without a training example, which cannot be learnt: %s", shorten(empty))
-
-
-def choose_tokenizer(config: FinetuneConfig) -> Tokenizer:
-    """Load the tokenizer of the model, or the one configured for random weights."""
-    source = config.tokenizer if config.model == SCRATCH else config.model
-    assert source, "the command line has chosen one"
-    return load_tokenizer(model_folder(source))
 
 
 def scratch_shape(config: FinetuneConfig, tokenizer: Tokenizer) -> ModelConfig:

@@ -2,8 +2,8 @@
 
 - a pass back-propagates a *sum* of losses; before the optimizer step the gradients are divided once, by the
   number of masked tokens (or examples) of the whole global batch, over passes and ranks, then clipped
-- `Progress` holds our own counters. A resume restores weights, optimizer state and these; Lightning's loops
-  start at 0 each time, so nothing of their state has to be restored
+- a resume restores weights, optimizer state and `Progress`; Lightning's loops start at 0 each time,
+  and nothing of their state is restored
 - a `StepModule` is a plain LightningModule: under a stock Trainer its devices, precision, accumulation,
   clipping and limits win. Our own runs add the callbacks of `callbacks.py` and set `module.managed`
 """
@@ -13,14 +13,12 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -32,89 +30,70 @@ from mlm.counter import random_bits
 from mlm.files import shorten
 from mlm.optim import learning_rate_factor, set_learning_rate, skip_step_if
 from mlm.training.processes import reduce_over_ranks
-from mlm.training.progress import Progress
 from mlm.training.sharding import ShardedStrategy, local, shard, whole
 
-Ints = npt.NDArray[np.int64]
-
-COMPILED = "_orig_mod."
-"""What torch.compile puts into the names of weights."""
 UNPLANNED_STEPS = 1000
 """Length the schedule assumes until a time-limited run knows its own, and where the length is unlimited."""
 
 log = logging.getLogger(__name__)
 
 
-class StepDataModule(pl.LightningDataModule):
-    """Batches of this rank, and which rows make up an optimizer step."""
+@dataclass
+class Progress:
+    """How far a run has come, in plain values."""
 
-    config: PretrainConfig | FinetuneConfig
-
-    @property
-    @abstractmethod
-    def num_rows(self) -> int:
-        """Rows of one epoch."""
-
-    @abstractmethod
-    def step_rows(self, step: int, rows: int) -> Ints:
-        """Return the row numbers of the optimizer step `step` (from 0), over all ranks.
-
-        Args:
-            step: finished steps.
-            rows: rows trained on before.
-        """
-
-    @abstractmethod
-    def num_tokens(self, rows: Ints) -> int:
-        """Return the tokens of some rows, padding excluded."""
-
-    @property
-    def passes(self) -> int:
-        """Forward passes per optimizer step on one device."""
-        return int(self._trainer_of().accumulate_grad_batches)
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Rows per pass on one device, rounded up."""
-        return -(-self.config.trainer.rows_per_step // (self._trainer_of().world_size * self.passes))
-
-    def shares(self, rows: Ints) -> list[Ints]:
-        """Return this rank's rows of an optimizer step, one array per pass; together all ranks have all."""
-        trainer = self._trainer_of()
-        first = trainer.global_rank * self.passes
-        return np.array_split(rows, trainer.world_size * self.passes)[first : first + self.passes]
-
-    def module(self) -> StepModule:
-        """Return the module that is trained or validated."""
-        module = self._trainer_of().lightning_module
-        assert isinstance(module, StepModule)
-        return module
-
-    def _trainer_of(self) -> pl.Trainer:
-        assert self.trainer is not None, "the Trainer asks for batches"
-        return self.trainer
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether batches go to a GPU."""
-        return self._trainer_of().strategy.root_device.type == "cuda"
-
-    def epoch_end(self, rows: int) -> int:
-        """Return the number of rows at which the epoch that holds row number `rows` ends."""
-        return (rows // self.num_rows + 1) * self.num_rows
+    step: int = 0
+    """Finished optimizer steps."""
+    rows: int = 0
+    """Rows trained on."""
+    tokens: int = 0
+    """Tokens trained on, padding excluded."""
+    elapsed_s: float = 0.0
+    """Seconds of training over all resumes, including validation."""
+    planned_steps: int | None = None
+    """Length of the run in optimizer steps; None until a time-limited run has measured its throughput."""
+    mask_rate_steps: tuple[int, int] | None = None
+    """Steps between which the mask rate moves: from the first whose batch was not drawn before the plan."""
+    planned_for: tuple[int | str | None, ...] = ()
+    """The bounds that this length follows from."""
+    first: dict[str, float] | None = None
+    """Validation scores before the first update."""
+    validation_s: float = 0.0
+    """Seconds of this validation."""
+    validations_s: float = 0.0
+    """Seconds of all validations after it."""
+    last: dict[str, float] | None = None
+    """Newest validation scores."""
+    validated_at: int = 0
+    """Step of the newest validation."""
+    best: list[tuple[float, int]] = field(default_factory=list)
+    """Rank (lower is better) and step of the best validations, best first, for each checkpoint kept."""
+    lowest: tuple[float, int] | None = None
+    """Rank and step of the best validation of all, kept or not."""
+    skipped: int = 0
+    """Optimizer steps skipped for a non-finite loss or gradient."""
+    skipped_in_a_row: int = 0
+    """How many of them ended with the newest step."""
+    epoch_loss: tuple[float, float] = (0.0, 0.0)
+    """Summed training loss since the last validation, and the weight it is divided by."""
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    """Fine-tuning: losses and scores of each epoch."""
 
 
 class StepModule(pl.LightningModule):
     """One optimizer step: summed losses, one division, clipping, learning rate, skipping.
 
-    Args:
-        config: the configuration of the run.
-        model: its resolved shape in plain values, as a checkpoint holds it; None: made by `build_model`.
+    `model` is its resolved shape in plain values, as a checkpoint holds it; None: made by `build_model`.
     """
 
     model: Any
     start_flag = "init"
     """Option of the command line that starts a new run from a model."""
+    by_epoch = False
+    """Whether epochs bound a run and are scored; else steps, and the untrained model is scored too."""
+    validation_columns: Sequence[str] = ()
+    """Columns of the metrics table with validation scores other than the loss; then others."""
+    extra_columns: Sequence[str] = ()
 
     def __init__(self, config: PretrainConfig | FinetuneConfig, model: dict[str, Any] | None = None):
         super().__init__()
@@ -145,6 +124,10 @@ class StepModule(pl.LightningModule):
         """Return the shape of the model in plain values, from which `build_model` can build it."""
 
     @abstractmethod
+    def identify(self, data: Any) -> dict[str, Any]:
+        """Return in plain values what this run and one that resumes it must have in common."""
+
+    @abstractmethod
     def summed_loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the summed loss of a batch, and (K,) counts, of which the first is to divide by."""
 
@@ -154,21 +137,33 @@ class StepModule(pl.LightningModule):
 
     @abstractmethod
     def rank_of(self, scores: dict[str, float]) -> float:
-        """Return by what validations are ranked; lower is better."""
-
-    def on_validated(self, trainer: pl.Trainer) -> None:
-        """Act after a validation of a managed run."""
+        """Return the number that ranks validations; lower is better."""
 
     @abstractmethod
     def compute_validation(self) -> dict[str, float]:
         """Return the scores of all batches given to `validation_step` since, over all ranks, and reset."""
 
+    @abstractmethod
+    def save_results(
+        self, data: Any, folder: Path, reason: str, kept: int, trainer: pl.Trainer | None
+    ) -> None:
+        """Save the results of a managed run on the first process; it has the weights of the step `kept`."""
+
+    def on_validated(self, trainer: pl.Trainer) -> None:
+        """Act after a validation of a managed run."""
+
+    def on_step_loss(self, loss_sum: Tensor, divisor: Tensor) -> None:
+        """Receive the loss of a step, summed over all ranks."""
+
     def count_metrics(self, counts: Tensor) -> dict[str, Any]:
         """Return metrics of a step from its counts (K,), summed over all ranks."""
         return {}
 
+    def dropout_key(self, number: int) -> tuple[int, ...]:
+        """Return the seed of the dropout in pass `number` of the run on this rank."""
+        return self.progress.rows, number, self.global_rank
+
     def attach(self, model: nn.Module) -> None:
-        """Train this model."""
         self.model = model
         self.hparams["model"] = self.describe_model()
 
@@ -176,6 +171,8 @@ class StepModule(pl.LightningModule):
         """Build the model if there is none, and divide it among the devices if the strategy does."""
         if self.model is None:
             self.attach(self.build_model())
+        if self.data() is not None and not self.identity:
+            self.identity = self.identify(self.data())
         strategy = self.trainer.strategy if self.has_trainer() else None
         if isinstance(strategy, ShardedStrategy) and not self._is_sharded:
             shard(self.model, strategy.device_mesh["data_parallel"])
@@ -188,22 +185,19 @@ class StepModule(pl.LightningModule):
         except RuntimeError:
             return False
 
+    def data(self) -> Any:
+        """Return the Trainer's data module, None if it is not one of ours."""
+        data = self.trainer.datamodule if self.has_trainer() else None  # type: ignore[attr-defined]
+        return data if hasattr(data, "step_rows") else None
+
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load weights, whose names may have the prefix of a compiled model.
-
-        Raises:
-            InputError: they are not those of this model; names the first.
-        """
-        state = {name.replace(COMPILED, ""): value for name, value in state_dict.items()}
+        """Load weights of this model, whose names may have the prefix of a compiled one."""
+        state = {name.replace("_orig_mod.", ""): value for name, value in state_dict.items()}
         if different := sorted(state.keys() ^ self.state_dict().keys()):
             raise InputError(f"the weights are those of another model; they differ in {shorten(different)}")
         return super().load_state_dict(state, strict, assign)
-
-    def data(self) -> Any:
-        """Return the data module of the Trainer, None if there is none."""
-        return self.trainer.datamodule if self.has_trainer() else None  # type: ignore[attr-defined]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the summed loss of one micro-batch."""
@@ -216,10 +210,6 @@ class StepModule(pl.LightningModule):
         self._loss_sum = self._loss_sum + loss.detach()
         self._counts = self._counts + counts
         return loss
-
-    def dropout_key(self, number: int) -> tuple[int, ...]:
-        """Return what seeds the dropout of pass `number` of the run on this rank."""
-        return self.progress.rows, number, self.global_rank
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Turn accumulated sums into the gradient of the mean, clip it, and set the learning rate.
@@ -235,11 +225,14 @@ class StepModule(pl.LightningModule):
         undo = self.trainer.accumulate_grad_batches * self.trainer.world_size
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         divisor = torch.where(divisor > 0, divisor, 1.0)
-        norm = rescale_and_clip(gradients, undo / divisor, self._clip_norm())
-        factor = self._learning_rate_factor()
+        bound, trainer = self.config.optimizer.clip_norm, self.trainer
+        if trainer.gradient_clip_val is not None:  # a stock Trainer's own wins; by value: see below
+            bound = trainer.gradient_clip_val * (trainer.gradient_clip_algorithm != "value")
+        norm = rescale_and_clip(gradients, undo / divisor, bound)
+        total = (self.progress.planned_steps if self.managed else self.planned_steps()) or UNPLANNED_STEPS
+        factor = learning_rate_factor(self.config.schedule, min(self.progress.step, total - 1), total)
         set_learning_rate(optimizer, factor)
-        loss = loss_sum / divisor
-        self.last_loss = loss
+        self.last_loss = loss = loss_sum / divisor
         # The same on every rank: both are sums over all of them.
         self.skipped = ~(torch.isfinite(loss) & torch.isfinite(norm))
         skip_step_if(optimizer, self.skipped)
@@ -251,28 +244,13 @@ class StepModule(pl.LightningModule):
             **self.count_metrics(sums[1:]),
         }
         self.on_step_loss(loss_sum, sums[1])
-        self._advance()
-        if not self.managed:
-            self.log("train/loss", loss, prog_bar=True)
-
-    def on_step_loss(self, loss_sum: Tensor, divisor: Tensor) -> None:
-        """Receive the loss of a step, summed over all ranks."""
-
-    def _advance(self) -> None:
-        """Count the step."""
-        data = self.data()
-        if isinstance(data, StepDataModule):
+        if (data := self.data()) is not None:
             rows = data.step_rows(self.progress.step, self.progress.rows)
             self.progress.rows += len(rows)
             self.progress.tokens += data.num_tokens(rows)
         self.progress.step += 1
-
-    def _clip_norm(self) -> float:
-        """Return the bound of the gradient's norm; a stock Trainer's own wins, 0 means no bound."""
-        asked = self.trainer.gradient_clip_val
-        if asked is None:
-            return float(self.config.optimizer.clip_norm)
-        return 0.0 if self.trainer.gradient_clip_algorithm == "value" else float(asked)
+        if not self.managed:
+            self.log("train/loss", loss, prog_bar=True)
 
     def configure_gradient_clipping(
         self,
@@ -284,18 +262,12 @@ class StepModule(pl.LightningModule):
         if gradient_clip_val and gradient_clip_algorithm == "value":
             torch.nn.utils.clip_grad_value_(self.model.parameters(), gradient_clip_val)
 
-    def _learning_rate_factor(self) -> float:
-        total = self.progress.planned_steps if self.managed else self.planned_steps()
-        total = total or UNPLANNED_STEPS
-        return learning_rate_factor(self.config.schedule, min(self.progress.step, total - 1), total)
-
     def planned_steps(self) -> int:
         """Return the length of a stock Trainer's fit in optimizer steps."""
         steps = self.trainer.estimated_stepping_batches
         return int(steps) if math.isfinite(steps) and steps > 0 else UNPLANNED_STEPS
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Build the optimizer."""
         optimizer = self.build_optimizer()
         self._constants = [{**group, "params": None} for group in optimizer.param_groups]
         return optimizer
@@ -317,16 +289,15 @@ class StepModule(pl.LightningModule):
     def _warn_of_differences(self) -> None:
         """Warn once where the configuration says something else than the stock Trainer, which wins."""
         trainer, config = self.trainer, self.config.trainer
-        mine = {"max_steps": config.max_steps, "devices": config.devices, "precision": config.precision}
-        theirs = {
-            "max_steps": trainer.max_steps,
-            "devices": trainer.world_size,
-            "precision": trainer.precision,
-        }
+        values = (
+            ("max_steps", config.max_steps, trainer.max_steps),
+            ("devices", config.devices, trainer.world_size),
+            ("precision", config.precision, trainer.precision),
+        )
         differing = [
-            f"{name} {theirs[name]} (configured: {value})"
-            for name, value in mine.items()
-            if value not in (None, "auto", theirs[name]) and theirs[name] != -1
+            f"{name} {theirs} (configured: {mine})"
+            for name, mine, theirs in values
+            if mine not in (None, "auto", theirs) and theirs != -1
         ]
         if trainer.gradient_clip_val not in (None, self.config.optimizer.clip_norm):
             differing.append(f"gradient_clip_val {trainer.gradient_clip_val}")
@@ -339,12 +310,12 @@ class StepModule(pl.LightningModule):
             group.update({name: value for name, value in constants.items() if name != "params"})
 
     def on_validation_epoch_end(self) -> None:
-        """Log the scores under a stock Trainer."""
+        """Log the scores under a stock Trainer, pretraining's accuracy by its short name."""
         scores = self.compute_validation()
-        self.log_dict({f"val/{name}": float(value) for name, value in scores.items()}, prog_bar=True)
+        shown = {f"val/{name.removeprefix('masked_')}": float(value) for name, value in scores.items()}
+        self.log_dict(shown, prog_bar=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add counters and identity."""
         checkpoint["progress"], checkpoint["identity"] = asdict(self.progress), self.identity
         if self.managed:
             checkpoint["global_step"] = self.progress.step
@@ -370,13 +341,11 @@ class StepCallback(pl.Callback):
     _seen = 0
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        """Remember where the run (re)starts."""
         self._seen = module.progress.step
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Pass on the end of a micro-batch that ended an optimizer step."""
         if module.progress.step > self._seen:
             self._seen = module.progress.step
             self.on_step_end(trainer, module)
@@ -388,8 +357,7 @@ class StepCallback(pl.Callback):
 def rescale_and_clip(gradients: list[Tensor], scale: Tensor, clip_norm: float) -> Tensor:
     """Multiply gradients by `scale`, then shrink them to `clip_norm` if they are longer; 0 means no bound.
 
-    Returns:
-        The norm after scaling and before clipping, a scalar.
+    Returns the norm after scaling and before clipping, a scalar.
     """
     norm = whole(torch.nn.utils.get_total_norm(gradients)) * scale
     if clip_norm:

@@ -11,7 +11,6 @@ import logging
 import math
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from mlm.config.parse import from_plain, to_plain
 from mlm.data.examples import LabelledBatch, class_weights
 from mlm.data.labelled import LabelledTask
 from mlm.evaluation.metrics import LabelledPredictions
-from mlm.evaluation.predictor import arguments, predict_logits
+from mlm.evaluation.predictor import arguments
 from mlm.hub.pretrained import load_classifier
 from mlm.launch import launched
 from mlm.model.adapt import freeze, layer_decay
@@ -39,11 +38,11 @@ from mlm.tokenizer import tokenizer_digest
 from mlm.training.callbacks import Diverged
 from mlm.training.datamodule import FinetuneDataModule, scratch_shape
 from mlm.training.engine import StepModule
-from mlm.training.outcome import Outcome, finish, scores_of
 from mlm.training.processes import enter_run
-from mlm.training.run import Recipe, restore, run_training, take_kept_weights
+from mlm.training.results import finish_finetuning, scores_of
+from mlm.training.run import restore, run_training
 from mlm.training.run_folder import run_folder
-from mlm.training.tracking import build_tracker, pretraining_run, resolve_tracking
+from mlm.training.tracking import pretraining_run, resolve_tracking
 
 WIDE, HIGH_RATE = 512, 1e-4
 """From this width on, a learning rate above this one causes a warning."""
@@ -54,25 +53,25 @@ log = logging.getLogger(__name__)
 class FinetuneModule(StepModule):
     """A classifier with its loss, optimizer and schedule.
 
-    Args:
-        config: the configuration, or the plain values of one, as a checkpoint holds it.
-        model: shapes of encoder and classifier in plain values, and the weights of the classes; None: made
-            for the task of `trainer.datamodule`.
+    Both arguments may be plain values, as a checkpoint holds them; a `model` of None is made for the data.
     """
 
     config: FinetuneConfig
     model: SequenceClassifier
     start_flag = "model"
+    by_epoch = True
+    extra_columns = ("epoch",)
 
     def __init__(self, config: FinetuneConfig | dict[str, Any], model: dict[str, Any] | None = None):
         super().__init__(from_plain(FinetuneConfig, config), model)
         self.predictions = LabelledPredictions()
         self.logits: npt.NDArray[np.float64] | None = None
         """(N, C) of the newest validation."""
+        self.title: str | None = None
+        """Name of the run as a part of a suite."""
         self._unread: list[tuple[Tensor, Tensor]] = []
 
     def build_model(self) -> SequenceClassifier:
-        """Build the model from its shape, or for the task."""
         if self.hparams["model"] is None:
             data: FinetuneDataModule = self.data()
             return build_model(self.config, data.task, data.tokenizer)
@@ -83,16 +82,21 @@ class FinetuneModule(StepModule):
         return SequenceClassifier(from_plain(ModelConfig, shapes["encoder"]), classifier)
 
     def describe_model(self) -> dict[str, Any]:
-        """Return the shapes of encoder and classifier in plain values."""
         model = self.model
         return {"encoder": to_plain(model.config), "classifier": to_plain(model.classifier_config)}
 
-    def configure_model(self) -> None:
-        """Build the model, and note what a run that resumes this one must have in common."""
-        super().configure_model()
-        data = self.data()
-        if isinstance(data, FinetuneDataModule) and not self.identity:
-            self.identity = identity_of(self.config, data, self.model)
+    def identify(self, data: FinetuneDataModule) -> dict[str, Any]:
+        config, task = self.config, data.task
+        return {
+            "task": task.name,
+            "labels": list(task.labels),
+            "tokenizer": tokenizer_digest(data.tokenizer),
+            "examples": data.parts.train.digest(),
+            "seed": config.seed,
+            "trainer.batch_size": config.trainer.rows_per_step,
+            "optimizer.name": config.optimizer.name,
+            **{f"model.{name}": value for name, value in to_plain(self.model.config).items()},
+        }
 
     def on_fit_start(self) -> None:
         """Weigh the classes, and restore what a resumed run starts from."""
@@ -111,7 +115,6 @@ class FinetuneModule(StepModule):
         return loss, divisor.reshape(1)
 
     def dropout_key(self, number: int) -> tuple[int, ...]:
-        """Return what seeds the dropout of pass `number` of the run on this rank."""
         return (number, self.global_rank) if self.global_rank else (number,)
 
     def on_step_loss(self, loss_sum: Tensor, divisor: Tensor) -> None:
@@ -126,15 +129,12 @@ class FinetuneModule(StepModule):
         self.progress.epoch_loss, self._unread = (loss_sum, divisor), []
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add counters, with the loss of the epoch so far, and identity."""
         self._read_epoch_loss()
         super().on_save_checkpoint(checkpoint)
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        """Build the optimizer, with layer-wise decay of the learning rate if configured."""
         settings, num_layers = self.config.optimizer, self.model.config.num_hidden_layers
-        share = layer_decay(settings.layer_decay, num_layers)
-        return build_optimizer(self.model, settings, share)
+        return build_optimizer(self.model, settings, layer_decay(settings.layer_decay, num_layers))
 
     def validation_step(self, batch: LabelledBatch, batch_idx: int) -> None:
         """Collect the logits of one batch of validation examples, in float32 as every command scores."""
@@ -151,15 +151,10 @@ class FinetuneModule(StepModule):
         return {"loss": loss, **scores_of(data.task, data.task.validation, self.logits)}
 
     def rank_of(self, scores: dict[str, float]) -> float:
-        """Rank epochs by their first score, of which the highest is the best."""
         return -next(value for name, value in scores.items() if name != "loss")
 
     def on_validated(self, trainer: pl.Trainer) -> None:
-        """Record the epoch, and end the run if the score has not risen for long enough.
-
-        Raises:
-            Diverged: a loss is not finite.
-        """
+        """Record the epoch; a loss that is not finite ends the run."""
         self._read_epoch_loss()
         progress, data = self.progress, self.data()
         loss_sum, divisor = progress.epoch_loss
@@ -175,32 +170,38 @@ class FinetuneModule(StepModule):
         self.step_metrics["epoch"] = number
         log.info("epoch %d: %s", number, ", ".join(f"{name} {value:.4f}" for name, value in shown.items()))
 
+    def save_results(
+        self, data: FinetuneDataModule, folder: Path, reason: str, kept: int, trainer: pl.Trainer | None
+    ) -> None:
+        is_current = kept == self.progress.step == self.progress.validated_at
+        finish_finetuning(self, data, folder, kept, self.logits if is_current else None, trainer, self.title)
+        if self.title is not None:  # a part of a suite: of many runs, checkpoints would fill the disk
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
 
 def finetune(config: FinetuneConfig, *, selects: bool = False, title: str | None = None) -> int:
-    """Fine-tune an encoder on one task with one seed, from the files to a saved model.
+    """Fine-tune an encoder on one task with one seed; return 0, or 128 + the signal that stopped the run.
 
-    Args:
-        config: the run; several tasks or seeds are `suite.finetune_all`'s.
-        selects: whether its scores will choose among runs.
-        title: name of the run as a part of a suite; None: a run by itself.
-
-    Returns:
-        The exit status: 0, or 128 + the signal that stopped the run.
-
-    Raises:
-        InputError: something the user has to change; the run folder made for it is removed again.
+    `selects`: its scores will choose among runs. `title` is its name as a part of a suite, None: it is none.
     """
     if launched() is None and config.trainer.devices == "auto":  # several pay off for large batches only
         config = replace(config, trainer=replace(config.trainer, devices=1))
-    status = enter_run(config.trainer, config.name)
-    if status is not None:
+    if (status := enter_run(config.trainer, config.name)) is not None:
         return status
     config = replace(config, logging=resolve_tracking(config.logging))
     log.info("fine-tuning %s", config.model)
     with run_folder(config) as folder:
         data = FinetuneDataModule(config, selects)
         data.setup("fit")
-        return train(config, folder, data, title)
+        module = FinetuneModule(config)
+        module.title = title
+        module.attach(build_model(config, data.task, data.tokenizer))
+        module.identity = module.identify(data)
+        examples = data.task.validation
+        names = scores_of(data.task, examples, np.zeros((len(examples), len(data.task.labels))))
+        module.validation_columns = [f"val/{name}" for name in names]
+        checkpoint, group = restore(folder, module), pretraining_run(str(config.model))
+        return run_training(folder, module, data, checkpoint, group=group, title=title)
 
 
 def build_model(config: FinetuneConfig, task: LabelledTask, tokenizer: Tokenizer) -> SequenceClassifier:
@@ -221,77 +222,3 @@ def build_model(config: FinetuneConfig, task: LabelledTask, tokenizer: Tokenizer
     if config.trainer.compile:
         model.compile(dynamic=True)
     return model.train()
-
-
-def identity_of(
-    config: FinetuneConfig, data: FinetuneDataModule, model: SequenceClassifier
-) -> dict[str, Any]:
-    """Return what two runs must have in common for one to resume the other's checkpoint, in plain values."""
-    task, train = data.task, data.parts.train
-    return {
-        "task": task.name,
-        "labels": list(task.labels),
-        "tokenizer": tokenizer_digest(data.tokenizer),
-        "examples": train.digest(),
-        "seed": config.seed,
-        "trainer.batch_size": config.trainer.rows_per_step,
-        "optimizer.name": config.optimizer.name,
-        **{f"model.{name}": value for name, value in to_plain(model.config).items()},
-    }
-
-
-def train(config: FinetuneConfig, folder: Path, data: FinetuneDataModule, title: str | None = None) -> int:
-    """Train all epochs, until a bound is reached or a signal arrives, then save; see `finetune`."""
-    settings, per_epoch = config.trainer, data.steps_per_epoch
-    epoch_steps = settings.max_epochs * per_epoch
-    module = FinetuneModule(config)
-    module.attach(build_model(config, data.task, data.tokenizer))
-    module.identity = identity_of(config, data, module.model)
-    checkpoint = restore(config, folder, module)
-    task, examples = data.task, data.task.validation
-    names = scores_of(task, examples, np.zeros((len(examples), len(task.labels))))
-    recipe = Recipe(
-        tokens_per_step=float(data.parts.train.lengths.mean()) * settings.rows_per_step,
-        val_every=per_epoch,
-        save_every=settings.save_every or per_epoch,
-        validation_columns=[f"val/{name}" for name in names],
-        extra_columns=["epoch"],
-        epoch_steps=epoch_steps,
-        scores_start=False,
-    )
-    group = pretraining_run(str(config.model))
-    tracker = partial(build_tracker, config, config.logging, folder, group=group, title=title)
-
-    def finish(reason: str, trainer: pl.Trainer | None) -> None:
-        finish_run(config, folder, module, data, trainer, title)
-
-    return run_training(config, folder, module, data, recipe, checkpoint, tracker, finish)
-
-
-def finish_run(
-    config: FinetuneConfig,
-    folder: Path,
-    module: FinetuneModule,
-    data: FinetuneDataModule,
-    trainer: pl.Trainer | None,
-    title: str | None,
-) -> None:
-    """Take the weights to keep, score what is scored once, and save; on the first process alone."""
-    progress, parts, model = module.progress, data.parts, module.model
-    kept = take_kept_weights(config, folder, module)
-    logits = module.logits if kept == progress.step else None
-    model.eval()
-    if trainer is not None:
-        model.to(trainer.strategy.root_device)  # Lightning has put it back on the CPU
-    predict = partial(predict_logits, model, batch_size=2 * config.trainer.rows_per_step)
-    if logits is None or progress.validated_at != progress.step:
-        logits = predict(examples=parts.validation)
-    scored = {suffix: predict(examples=part) for suffix, part in parts.scored.items()}
-    test = predict(examples=parts.test) if parts.test else None
-    outcome = Outcome(
-        config, folder, data.task, data.tokenizer, model, parts, logits, scored, test, progress, kept,
-        -(-kept // data.steps_per_epoch),
-    )  # fmt: skip
-    finish(outcome, trainer.loggers if trainer else [], title)
-    if title is not None:  # a part of a suite: of many runs, checkpoints would fill the disk
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,13 @@ def plot_losses(metrics: list[dict[str, Any]], path: Path, unigram_entropy: floa
         points = [(row["tokens"] / 1e6, row[name]) for row in metrics if name in row]
         loss.plot(*zip(*points, strict=True), label=name, **style)
     loss.axhline(unigram_entropy, ls=":", color="gray", label="word counts alone")
-    loss.set_ylabel("loss (nats per masked token)")
-    loss.grid(alpha=0.3)
     loss.legend()
     points = [(row["tokens"] / 1e6, row["optim/lr"]) for row in metrics if "optim/lr" in row]
     rate.plot(*zip(*points, strict=True), color="gray")
-    rate.set_ylabel("learning rate")
     rate.set_xlabel("million tokens")
-    rate.grid(alpha=0.3)
+    for axes, label in ((loss, "loss (nats per masked token)"), (rate, "learning rate")):
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.3)
     _save(figure, path)
 
 
@@ -52,7 +51,7 @@ def plot_epochs(history: list[dict[str, Any]], path: Path) -> None:
     _save(figure, path)
 
 
-def plot_confusion(confusion: npt.NDArray[np.int64], labels: list[str], path: Path) -> None:
+def plot_confusion(confusion: npt.NDArray[np.int64], labels: Sequence[str], path: Path) -> None:
     """Draw how often each class (row) was predicted as each (column), (C, C)."""
     size = 2.5 + 0.5 * len(labels)
     figure, axes = pyplot.subplots(figsize=(size, size))
@@ -71,13 +70,8 @@ def plot_confusion(confusion: npt.NDArray[np.int64], labels: list[str], path: Pa
 def plot_scores(tasks: Mapping[str, Any], averages: Mapping[str, Any], path: Path, title: str) -> None:
     """Draw the mean of every score with its standard deviation and the single runs, then the averages.
 
-    Bars that include a failed run are hatched; scores are times 100, as in the table.
-
-    Args:
-        tasks: as in `summarize`.
-        averages: as in `summarize`; those that lack scores are left out.
-        path: file of the picture.
-        title: its title.
+    Bars that include a failed run are hatched; scores are times 100. Tasks and averages as in `summarize`;
+    averages that lack scores are left out.
     """
     bars = [
         (f"{task} {metric.replace('_', ' ')}", figures, facts["failed"].keys() & figures["by_seed"].keys())

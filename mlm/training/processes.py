@@ -13,7 +13,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,12 +23,8 @@ from typing import Any
 
 import torch
 import torch.distributed
-from lightning.fabric.plugins.environments import (
-    ClusterEnvironment,
-    LightningEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
+from lightning.fabric.plugins import environments
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from torch import Tensor
 
 from mlm.config.errors import InputError, require
@@ -38,7 +33,7 @@ from mlm.launch import launched
 from mlm.startup.command import RUN_NAME
 
 POLL_S = 0.2
-"""Seconds between two looks at other processes."""
+"""Seconds between two checks of other processes."""
 GRACE_S = 1.0
 """Seconds that the other processes get to end by themselves after one has failed."""
 PARENT = "MLM_PARENT"
@@ -50,14 +45,10 @@ log = logging.getLogger(__name__)
 def enter_run(config: BaseTrainerConfig, name: str | None) -> int | None:
     """Check the hardware, then start the processes of a run, or join them as one of them.
 
-    Returns:
-        The exit status of the run; None if this process itself is to train.
-
-    Raises:
-        InputError: this machine lacks what `config` requires.
+    Returns the exit status of the run, None if this process itself is to train.
     """
-    end_with_parent()
-    check_hardware(config)  # not only after hours of preparation
+    _end_with_parent()
+    _check_hardware(config)  # not only after hours of preparation
     status = start_processes(config, name)
     if status is None:
         join_processes(config)
@@ -65,14 +56,9 @@ def enter_run(config: BaseTrainerConfig, name: str | None) -> int | None:
 
 
 def start_processes(config: BaseTrainerConfig, name: str | None) -> int | None:
-    """Run this command once on each device and wait, if the run needs several processes of its own.
+    """Run this command once on each device and wait, if the run needs several processes.
 
-    Args:
-        config: the number of devices and nodes.
-        name: the name of the run, handed to all processes.
-
-    Returns:
-        The exit status of the run; None if this process itself is to train.
+    All get the `name` of the run. Returns as `enter_run`.
     """
     devices, num_nodes = resolve_devices(config, resolve_accelerator(config))
     if launched() is not None or devices * num_nodes == 1:
@@ -84,13 +70,14 @@ def start_processes(config: BaseTrainerConfig, name: str | None) -> int | None:
         "WORLD_SIZE": str(devices * num_nodes),
         "LOCAL_WORLD_SIZE": str(devices),
         "MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1"),
-        "MASTER_PORT": os.environ.get("MASTER_PORT") or str(_free_port()),
+        "MASTER_PORT": os.environ.get("MASTER_PORT") or str(find_free_network_port()),
     } | ({RUN_NAME: name} if name else {})
     ranks = [{"RANK": str(first + local), "LOCAL_RANK": str(local)} for local in range(devices)]
+    spec = sys.modules["__main__"].__spec__
+    module = ["-m", spec.name.removesuffix(".__main__")] if spec else [sys.argv[0]]
+    command = [sys.executable, *module, *sys.argv[1:]]
     # A process group each: Ctrl-C in a terminal reaches this process alone, which passes it on once.
-    children = [
-        subprocess.Popen(_own_command(), env=os.environ | shared | rank, process_group=0) for rank in ranks
-    ]
+    children = [subprocess.Popen(command, env=os.environ | shared | rank, process_group=0) for rank in ranks]
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         for child in children:
@@ -105,19 +92,6 @@ def start_processes(config: BaseTrainerConfig, name: str | None) -> int | None:
             signal.signal(number, handler)
         for child in children:
             child.kill()
-
-
-def _own_command() -> list[str]:
-    spec = sys.modules["__main__"].__spec__
-    if spec is None:
-        return [sys.executable, *sys.argv]
-    return [sys.executable, "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
@@ -138,7 +112,7 @@ def _failure(status: int) -> int:
     return status if status > 0 else 1
 
 
-def end_with_parent() -> None:
+def _end_with_parent() -> None:
     """End this process when the one that started it is gone, if that was `start_processes`."""
     parent = os.environ.get(PARENT)
     if parent is None:
@@ -152,22 +126,17 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="watch-parent", daemon=True).start()
 
 
-def processes_sharing_cores() -> int:
-    """Return how many processes share the cores of this machine; a launcher divides them itself."""
-    return int(os.environ["LOCAL_WORLD_SIZE"]) if PARENT in os.environ else 1
-
-
-def cluster_environment() -> ClusterEnvironment:
+def cluster_environment() -> environments.ClusterEnvironment:
     """Return how Lightning finds the processes; `GracefulStop` alone handles signals."""
     launch = launched()
     if launch is None:
-        return LightningEnvironment()
+        return environments.LightningEnvironment()
     if launch.launcher == "torchrun":
-        return TorchElasticEnvironment()
+        return environments.TorchElasticEnvironment()
     if "SLURM_STEP_ID" not in os.environ:
         log.warning("waiting for %d processes of this job; start them with srun", launch.world_size)
     os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(launch.devices))
-    return SLURMEnvironment(auto_requeue=False)
+    return environments.SLURMEnvironment(auto_requeue=False)
 
 
 def join_processes(config: BaseTrainerConfig) -> None:
@@ -181,40 +150,27 @@ def join_processes(config: BaseTrainerConfig) -> None:
     if launch is None or launch.world_size == 1 or torch.distributed.is_initialized():
         return
     environment, on_gpu = cluster_environment(), resolve_accelerator(config) == "gpu"
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = (
-        environment.main_address,
-        str(environment.main_port),
-    )
+    address = environment.main_address, environment.main_port
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address[0], str(address[1])
     if on_gpu:
         torch.cuda.set_device(environment.local_rank())
     store, restarts = None, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if restarts != "0" and launch.num_nodes == 1:
-        address = environment.main_address, environment.main_port
         shared = torch.distributed.TCPStore(*address, launch.world_size, is_master=False)
         store = torch.distributed.PrefixStore(f"restart-{restarts}", shared)
-    torch.distributed.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        store=store,
-        rank=environment.global_rank(),
-        world_size=launch.world_size,
-    )
-    atexit.register(_leave)
+    backend, rank = "nccl" if on_gpu else "gloo", environment.global_rank()
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=launch.world_size)
+    atexit.register(lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group())
 
 
-def _leave() -> None:
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-def several_processes() -> bool:
-    """Return whether this run has other processes to agree with."""
+def _several_processes() -> bool:
     return torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def agree(value: Any) -> Any:
     """Return the `value` of the first process, in all of them."""
     values = [value]
-    if several_processes():
+    if _several_processes():
         torch.distributed.broadcast_object_list(values, src=0)
     return values[0]
 
@@ -224,17 +180,13 @@ def reduce_over_ranks(numbers: Tensor, how: torch.distributed.ReduceOp.RedOpType
 
     Lightning's own function puts a barrier and a synchronisation of the GPU before it.
     """
-    if several_processes():
+    if _several_processes():
         torch.distributed.all_reduce(numbers, how)
     return numbers
 
 
 def resolve_accelerator(config: BaseTrainerConfig) -> str:
-    """Return cpu, gpu or mps: the configured one, or the best available.
-
-    Raises:
-        InputError: the configured one is not available.
-    """
+    """Return cpu, gpu or mps: the configured one, or the best available."""
     available = {"cpu": True, "gpu": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if config.accelerator == "auto":
         return next(name for name in ("gpu", "mps", "cpu") if available[name])
@@ -245,11 +197,7 @@ def resolve_accelerator(config: BaseTrainerConfig) -> str:
 
 
 def resolve_devices(config: BaseTrainerConfig, accelerator: str) -> tuple[int, int]:
-    """Return the number of devices per node and the number of nodes.
-
-    Raises:
-        InputError: more GPUs are configured than available, or several nodes without a launcher.
-    """
+    """Return the number of devices per node and the number of nodes, if this machine can run them."""
     launch = launched()
     available = torch.cuda.device_count() if accelerator == "gpu" else 1
     devices, num_nodes = (launch.devices, launch.num_nodes) if launch else (available, 1)
@@ -264,7 +212,7 @@ def resolve_devices(config: BaseTrainerConfig, accelerator: str) -> tuple[int, i
 
 
 def resolve_precision(config: BaseTrainerConfig, accelerator: str) -> str:
-    """Return the arithmetic: bfloat16 where the hardware multiplies it faster than float32."""
+    """Return the precision: bfloat16 where the hardware multiplies it faster than float32."""
     if config.precision == "16-mixed" and accelerator == "cpu":
         raise InputError("trainer.precision=16-mixed needs a GPU; on a CPU take bf16-mixed or 32-true")
     if config.precision != "auto":
@@ -277,23 +225,15 @@ def resolve_precision(config: BaseTrainerConfig, accelerator: str) -> str:
     return "bf16-mixed" if has_bfloat16 else "32-true"
 
 
-def check_hardware(config: BaseTrainerConfig) -> int:
-    """Check that this machine has what `config` requires, and return the number of processes of the run.
-
-    Raises:
-        InputError: the machine lacks it.
-    """
+def _check_hardware(config: BaseTrainerConfig) -> None:
+    """Raise InputError unless this machine has what `config` requires."""
     accelerator = resolve_accelerator(config)
     devices, num_nodes = resolve_devices(config, accelerator)
     config.accumulation(devices * num_nodes)
-    if config.compile:
-        _check_compiler(accelerator)
     resolve_precision(config, accelerator)
-    return devices * num_nodes
-
-
-def _check_compiler(accelerator: str) -> None:
-    """Raise InputError if torch.compile would find no compiler: C++ on a CPU, C for a GPU's launcher."""
+    if not config.compile:
+        return
+    # torch.compile needs C++ on a CPU, and C for a GPU's launcher.
     language, variable, default = ("C++", "CXX", "g++") if accelerator == "cpu" else ("C", "CC", "gcc")
     default = {"g++": "clang++", "gcc": "clang"}[default] if sys.platform == "darwin" else default
     name = os.environ.get(variable, default)

@@ -6,7 +6,6 @@ import csv
 import logging
 import os
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,24 +16,12 @@ import torch
 from tqdm import tqdm
 
 from mlm.config.errors import InputError
-from mlm.cores import busy_seconds, cores_to_run_on
 from mlm.files import replacing
-from mlm.launch import is_first_process
 from mlm.training.engine import StepCallback
 from mlm.training.tracking import end_tracking, track_rows, tracked_step
 
 log = logging.getLogger(__name__)
 
-COLUMNS = ("step", "tokens", "elapsed_s", "train/loss", "val/loss")
-"""First columns of every metrics table; the module names those between them and STEP_COLUMNS."""
-STEP_COLUMNS = ("optim/lr", "optim/grad_norm")
-LAST_COLUMNS = ("optim/skipped", "throughput/tokens_per_second", "throughput/wait_share")
-CHECK_EVERY_S = 10.0
-"""Seconds between two looks at who uses the cores."""
-LEAST_OTHERS = 0.3
-"""Cores that other programs must use before it is reported."""
-WAIT_POLICY = "OMP_WAIT_POLICY"
-"""Whether threads that wait for others keep their cores busy meanwhile; read when torch is loaded."""
 FLUSH_EVERY = 10
 """Steps whose numbers are fetched from the device together, so that it is not asked at every step."""
 
@@ -42,15 +29,14 @@ FLUSH_EVERY = 10
 class MetricsTable(StepCallback):
     """Writes one row per optimizer step to metrics.csv and to the trackers.
 
-    Args:
-        path: the table.
-        validation: columns of validation scores after the loss.
-        extra: columns before LAST_COLUMNS.
+    The columns of `validation` follow those of the losses, `extra` ones those of the optimizer.
     """
 
-    def __init__(self, path: Path, validation: Sequence[str], extra: Sequence[str] = ()):
+    def __init__(self, path: Path, validation: Sequence[str], extra: Sequence[str]):
         self.path = path
-        self.columns = [*COLUMNS, *validation, *STEP_COLUMNS, *extra, *LAST_COLUMNS]
+        self.columns = ["step", "tokens", "elapsed_s", "train/loss", "val/loss", *validation]
+        self.columns += ["optim/lr", "optim/grad_norm", *extra, "optim/skipped"]
+        self.columns += ["throughput/tokens_per_second", "throughput/wait_share"]
         self._tracked = -1
         """The newest step in the tracked run."""
         self._rows: list[dict[str, Any]] = []
@@ -67,22 +53,21 @@ class MetricsTable(StepCallback):
                 writer.writeheader()
                 writer.writerows(kept if step else [])
             if trainer.loggers:
-                self._tracked = tracked_step(self.path.parent)
-                self._track(trainer, kept)  # rows that a killed process did not pass on
+                before = tracked_step(self.path.parent)  # a killed process may not have passed on all rows
+                self._tracked = track_rows(trainer.loggers, self.path.parent, kept, before)
             if not step:
                 self._add(module)
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
-        """Note the numbers of this step."""
         if trainer.is_global_zero:
             self._add(module)
             if len(self._rows) >= FLUSH_EVERY:
-                self.flush(trainer)
+                self._flush(trainer)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         """Write all rows up to the checkpoint: a resumed run continues with the next one."""
         if trainer.is_global_zero:
-            self.flush(trainer)
+            self._flush(trainer)
 
     def _add(self, module: Any) -> None:
         progress, metrics, module.step_metrics = module.progress, module.step_metrics, {}
@@ -93,7 +78,7 @@ class MetricsTable(StepCallback):
         counters = {"step": progress.step, "tokens": progress.tokens, "elapsed_s": progress.elapsed_s}
         self._rows.append(counters | metrics)
 
-    def flush(self, trainer: pl.Trainer) -> None:
+    def _flush(self, trainer: pl.Trainer) -> None:
         """Write the noted rows; on a full disk, try again next time."""
         rows = [{name: _number(value) for name, value in row.items()} for row in self._rows]
         size = self.path.stat().st_size if self.path.exists() else 0
@@ -106,15 +91,12 @@ class MetricsTable(StepCallback):
                 os.truncate(self.path, size)
             return
         self._rows = []
-        self._track(trainer, rows)
-
-    def _track(self, trainer: pl.Trainer, rows: list[dict[str, Any]]) -> None:
         self._tracked = track_rows(trainer.loggers, self.path.parent, rows, self._tracked)
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         """Write the noted rows, and end the tracked run: after an error nothing else does."""
         if trainer.is_global_zero:
-            self.flush(trainer)
+            self._flush(trainer)
         end_tracking(trainer)
 
 
@@ -126,11 +108,7 @@ def _number(value: Any) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics table as numbers, without empty cells and an unfinished last line.
-
-    Raises:
-        InputError: it is damaged.
-    """
+    """Return the rows of a metrics table as numbers, without empty cells and an unfinished last line."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
@@ -152,7 +130,6 @@ class ProgressBar(StepCallback):
     """Shows loss, tokens per second and the time left."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        """Open the bar."""
         super().on_train_start(trainer, module)
         progress = module.progress
         self._bar = tqdm(
@@ -167,7 +144,6 @@ class ProgressBar(StepCallback):
         self._started = progress.tokens, progress.elapsed_s
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
-        """Move the bar."""
         progress = module.progress
         self._bar.total = progress.planned_steps
         if progress.step % FLUSH_EVERY == 0 or trainer.should_stop:
@@ -180,51 +156,8 @@ class ProgressBar(StepCallback):
         self._bar.update(progress.step - self._bar.n)
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
-        """Close the bar, so that the message has a line of its own."""
-        self.teardown(trainer, module, "fit")
+        self.teardown(trainer, module, "fit")  # so that the message has a line of its own
 
     def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
-        """Close the bar."""
         if hasattr(self, "_bar"):
             self._bar.close()
-
-
-class BusyCores(StepCallback):
-    """Warns once that other programs use the cores on which torch's threads wait for each other."""
-
-    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        """Start watching, where threads wait and the user has not decided how."""
-        super().on_train_start(trainer, module)
-        threads = torch.get_num_threads()
-        self._threads = threads * trainer.num_devices
-        waits = module.device.type == "cpu" and threads > 1 and WAIT_POLICY not in os.environ
-        self._is_done = not (waits and is_first_process())
-        self._before: tuple[float, float, float] | None = None
-
-    def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
-        """Compare all use of the cores with ours, every CHECK_EVERY_S seconds until the warning.
-
-        The first step is left out: processes of ours may compile the model in it.
-        """
-        if self._is_done or (self._before and time.monotonic() - self._before[0] < CHECK_EVERY_S):
-            return
-        now, before = self._read(), self._before
-        self._before = now
-        if now is None or before is None:
-            return
-        wall, own, everyone = (after - earlier for after, earlier in zip(now, before, strict=True))
-        others, cores = (everyone - own * trainer.num_devices) / wall, cores_to_run_on()
-        if others >= LEAST_OTHERS and others + self._threads > cores:
-            log.warning(
-                "other programs use %.1f of the %d cores, on which our threads wait for each other: as long "
-                "as they run, the same command with %s=passive before it is faster",
-                others,
-                cores,
-                WAIT_POLICY,
-            )
-            self._is_done = True
-
-    def _read(self) -> tuple[float, float, float] | None:
-        """Return seconds of the clock, of this process, and of all programs on these cores."""
-        busy = busy_seconds()
-        return None if busy is None else (time.monotonic(), time.process_time(), busy)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 
-from mlm.config.commands import PretrainConfig
 from mlm.config.errors import DiskError, InputError
-from mlm.config.finetune import FinetuneConfig
 from mlm.config.training import BaseTrainerConfig
 from mlm.cores import share_cores
 from mlm.launch import is_first_process
+from mlm.training import processes, run_folder
 from mlm.training.callbacks import (
     Budget,
     CheckpointSaver,
@@ -28,71 +25,28 @@ from mlm.training.callbacks import (
     early_stop,
     save_failure,
 )
-from mlm.training.engine import StepDataModule, StepModule
-from mlm.training.memory import KeepFreedMemory, give_back_freed_memory
-from mlm.training.processes import (
-    agree,
-    cluster_environment,
-    processes_sharing_cores,
-    resolve_accelerator,
-    resolve_devices,
-    resolve_precision,
-)
-from mlm.training.reporting import BusyCores, MetricsTable, ProgressBar
-from mlm.training.run_folder import (
-    METRICS,
-    AtomicCheckpointIO,
-    Checkpoint,
-    checkpoint_path,
-    find_checkpoint,
-    keep_config,
-    open_checkpoint,
-    resume_command,
-)
+from mlm.training.datamodule import StepDataModule
+from mlm.training.engine import StepModule
+from mlm.training.machine import BusyCores, GracefulStop, KeepFreedMemory, give_back_freed_memory
+from mlm.training.reporting import MetricsTable, ProgressBar
+from mlm.training.run_folder import METRICS, SUMMARY, Checkpoint, open_checkpoint, resume_command
 from mlm.training.sharding import ShardedStrategy, whole_model
-from mlm.training.stopping import GracefulStop
-from mlm.training.tracking import end_tracking
+from mlm.training.tracking import build_tracker, end_tracking
 
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class Recipe:
-    """What the two kinds of runs do differently around the same steps."""
-
-    tokens_per_step: float
-    """Tokens of an optimizer step on average."""
-    val_every: int
-    """Optimizer steps between validations."""
-    save_every: int
-    """Optimizer steps between checkpoints."""
-    validation_columns: Sequence[str]
-    """Columns of the metrics table with validation scores other than the loss."""
-    extra_columns: Sequence[str] = ()
-    """Further columns."""
-    epoch_steps: int | None = None
-    """Steps of all epochs, where epochs bound the run."""
-    num_workers: int | None = None
-    """Loader processes."""
-    scores_start: bool = True
-    """Whether the untrained model is scored."""
-
-
-def restore(config: PretrainConfig | FinetuneConfig, folder: Path, module: StepModule) -> Checkpoint | None:
+def restore(folder: Path, module: StepModule) -> Checkpoint | None:
     """Return the checkpoint that a resumed run continues from, the first process's choice for all.
 
     Its counters are restored here, its weights and optimizer state when training starts.
-
-    Raises:
-        InputError: it is of another model or other data, or the run is finished without checkpoints.
     """
-    if not config.resume:
+    if not module.config.resume:
         return None
-    checkpoints = folder / "checkpoints"
-    found = find_checkpoint(checkpoints) if is_first_process() else None
-    path = agree(found.path if found else None)
+    found = run_folder.find_checkpoint(folder / "checkpoints") if is_first_process() else None
+    path = processes.agree(found.path if found else None)
     if path is None:
-        if (folder / "summary.json").exists() or (folder / "model").exists():
+        if (folder / SUMMARY).exists() or (folder / "model").exists():
             raise InputError(
                 f"{folder} is a finished run whose checkpoints are gone: there is nothing to resume; start "
                 f"a new run from its weights with --{module.start_flag} {folder / 'model'}"
@@ -106,73 +60,48 @@ def restore(config: PretrainConfig | FinetuneConfig, folder: Path, module: StepM
 
 
 def run_training(
-    config: PretrainConfig | FinetuneConfig,
-    folder: Path,
-    module: StepModule,
-    data: StepDataModule,
-    recipe: Recipe,
-    checkpoint: Checkpoint | None,
-    build_tracker: Callable[[], Any],
-    finish: Callable[[str, pl.Trainer | None], None],
+    folder: Path, module: StepModule, data: StepDataModule, checkpoint: Checkpoint | None, **tracked: Any
 ) -> int:
-    """Train until a bound is reached or a signal arrives, then finish the run.
+    """Train until a bound is reached or a signal arrives, then finish the run; return 0 or 128 + the signal.
 
-    Args:
-        config: of the run.
-        folder: the run folder.
-        module: with its model; counters as restored.
-        data: the batches.
-        recipe: see there.
-        checkpoint: what the run resumes from; its run may have reached its bound, or have finished.
-        build_tracker: returns the logger of the tracked run, or False.
-        finish: saves the results on the first process; takes the bound that was reached, and the Trainer.
-
-    Returns:
-        The exit status: 0, or 128 + the signal that stopped the run.
+    The run of a `checkpoint` may have reached its bound, or have finished. `tracked` is for `build_tracker`.
     """
-    progress = module.progress
-    settings: Any = config.trainer
+    config, progress = module.config, module.progress
+    settings = config.trainer
+    val_every = settings.val_every or data.steps_per_epoch
+    save_every = settings.save_every or data.steps_per_epoch
+    epoch_steps = settings.max_epochs * data.steps_per_epoch if module.by_epoch else None
     if checkpoint:
-        reached = bound_reached(settings, progress, progress.elapsed_s, recipe.epoch_steps)
-        reached = reached or early_stop(settings, progress, recipe.val_every)
-        if reached and (folder / "summary.json").exists():
+        reached = bound_reached(settings, progress, progress.elapsed_s, epoch_steps)
+        reached = reached or early_stop(settings, progress, val_every)
+        if reached and (folder / SUMMARY).exists():
             log.info("nothing to do: step %d was reached, and with it %s", checkpoint.step, reached)
             return 0
         if reached:  # it was stopped after the last step
             module.load_state_dict(checkpoint.content["state_dict"])
-            if is_first_process():
-                with _report_save_failure(config, folder, None):
-                    finish(reached, None)
+            _finish(folder, module, data, reached, None)
             return 0
     if is_first_process():
-        keep_config(config, folder)
-    (folder / "summary.json").unlink(missing_ok=True)
+        run_folder.keep_config(config, folder)
+    (folder / SUMMARY).unlink(missing_ok=True)
     module.managed = True
     clock, stop = Clock(), GracefulStop()
-    budget = Budget(
-        settings,
-        config.schedule,
-        recipe.tokens_per_step,
-        clock,
-        recipe.num_workers,
-        recipe.val_every,
-        recipe.epoch_steps,
-    )
-    validation = Validation(recipe.val_every, settings, clock, at_start=recipe.scores_start)
-    on_cpu = resolve_accelerator(settings) == "cpu"
+    budget = Budget(config, data, clock, val_every, epoch_steps)
+    validation = Validation(val_every, settings, clock, at_start=not module.by_epoch)
+    on_cpu = processes.resolve_accelerator(settings) == "cpu"
     callbacks: list[pl.Callback] = [
-        *([KeepFreedMemory()] if on_cpu and recipe.epoch_steps is None else []),
+        *([KeepFreedMemory()] if on_cpu and not module.by_epoch else []),
         clock,
         budget,
         validation,
-        MetricsTable(folder / METRICS, recipe.validation_columns, recipe.extra_columns),
-        SkippedSteps(settings, folder / "checkpoints", recipe.save_every),
+        MetricsTable(folder / METRICS, module.validation_columns, module.extra_columns),
+        SkippedSteps(settings, folder / "checkpoints", save_every),
         stop,
-        CheckpointSaver(folder / "checkpoints", settings, recipe.save_every, clock),
+        CheckpointSaver(folder / "checkpoints", settings, save_every, clock),
         BusyCores(),
         ProgressBar(),
     ]
-    trainer = build_trainer(settings, folder, callbacks, build_tracker())
+    trainer = _build_trainer(settings, folder, callbacks, build_tracker(config, folder, **tracked))
     try:
         trainer.fit(module, datamodule=data)
     finally:
@@ -182,31 +111,27 @@ def run_training(
         log.warning("continue with: %s", resume_command(config))
     else:
         module.model = whole_model(module.model)
-        if is_first_process():
-            with stop.noting(), _report_save_failure(config, folder, save_failure(trainer)):
-                finish(str(validation.reason or budget.reason), trainer)
+        with stop.noting():
+            _finish(folder, module, data, str(validation.reason or budget.reason), trainer)
     end_tracking(trainer)
     return 128 + stop.signal if stop.signal else 0
 
 
-def take_kept_weights(config: PretrainConfig | FinetuneConfig, folder: Path, module: StepModule) -> int:
-    """Load the weights that `trainer.keep` asks for; return the step they are of."""
-    progress = module.progress
-    kept = progress.best[0][1] if config.trainer.keep == "best" and progress.best else progress.step
-    if kept != progress.step:
-        content = open_checkpoint(checkpoint_path(folder / "checkpoints", kept)).content
-        module.load_state_dict(content["state_dict"])
-    return kept
-
-
-@contextmanager
-def _report_save_failure(
-    config: PretrainConfig | FinetuneConfig, folder: Path, failure: Exception | None
-) -> Iterator[None]:
-    """Save all that can be saved even if the last checkpoint could not be, then report the failure."""
+def _finish(
+    folder: Path, module: StepModule, data: StepDataModule, reason: str, trainer: pl.Trainer | None
+) -> None:
+    """Save the results on the first process, also if the last checkpoint could not be; then report that."""
+    if not is_first_process():
+        return
     give_back_freed_memory()
+    config, progress = module.config, module.progress
+    failure: Exception | None = save_failure(trainer) if trainer else None
     try:
-        yield
+        kept = progress.best[0][1] if config.trainer.keep == "best" and progress.best else progress.step
+        if kept != progress.step:
+            content = open_checkpoint(run_folder.checkpoint_path(folder / "checkpoints", kept)).content
+            module.load_state_dict(content["state_dict"])
+        module.save_results(data, folder, reason, kept, trainer)
     except (OSError, DiskError) as error:
         failure = failure or error
     if failure:
@@ -216,44 +141,11 @@ def _report_save_failure(
         )
 
 
-def build_trainer(
+def _build_trainer(
     config: BaseTrainerConfig, folder: Path, callbacks: list[pl.Callback], logger: Any
 ) -> pl.Trainer:
     """Build the Trainer of a managed run, which is one long Lightning epoch that `Budget` ends."""
-    quiet_lightning()
-    accelerator = resolve_accelerator(config)
-    devices, num_nodes = resolve_devices(config, accelerator)
-    world_size = devices * num_nodes
-    share_cores(processes_sharing_cores())
-    strategy: str | ShardedStrategy = config.strategy
-    if config.strategy == "fsdp2":
-        strategy = ShardedStrategy(world_size)
-    elif config.strategy == "auto" and world_size > 1:
-        strategy = "ddp"
-    return pl.Trainer(
-        accelerator=accelerator,
-        devices=devices,
-        num_nodes=num_nodes,
-        strategy=strategy,
-        precision=resolve_precision(config, accelerator),  # type: ignore[arg-type]
-        accumulate_grad_batches=config.accumulation(world_size),
-        max_epochs=1,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_autolog_hparams=False,
-        logger=logger,
-        callbacks=callbacks,
-        plugins=[AtomicCheckpointIO(), cluster_environment()],
-        default_root_dir=str(folder),
-    )
-
-
-def quiet_lightning() -> None:
-    """Silence Lightning's messages about choices that are deliberate here."""
+    # Its messages about choices that are deliberate here are silenced.
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (
@@ -267,3 +159,33 @@ def quiet_lightning() -> None:
         ".*smaller than the logging interval.*",
     ):
         warnings.filterwarnings("ignore", message=message)
+    accelerator = processes.resolve_accelerator(config)
+    devices, num_nodes = processes.resolve_devices(config, accelerator)
+    world_size = devices * num_nodes
+    # A launcher divides the cores itself.
+    share_cores(int(os.environ["LOCAL_WORLD_SIZE"]) if processes.PARENT in os.environ else 1)
+    strategy: str | ShardedStrategy = config.strategy
+    if config.strategy == "fsdp2":
+        strategy = ShardedStrategy(world_size)
+    elif config.strategy == "auto" and world_size > 1:
+        strategy = "ddp"
+    return pl.Trainer(
+        accelerator=accelerator,
+        devices=devices,
+        num_nodes=num_nodes,
+        strategy=strategy,
+        precision=processes.resolve_precision(config, accelerator),  # type: ignore[arg-type]
+        accumulate_grad_batches=config.accumulation(world_size),
+        max_epochs=1,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_autolog_hparams=False,
+        logger=logger,
+        callbacks=callbacks,
+        plugins=[run_folder.AtomicCheckpointIO(), processes.cluster_environment()],
+        default_root_dir=str(folder),
+    )

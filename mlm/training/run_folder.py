@@ -10,11 +10,13 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from pickle import UnpicklingError
@@ -32,8 +34,8 @@ from mlm.config.parse import dump_config, flatten
 from mlm.files import disk_errors, replacing, write_text
 from mlm.launch import command_for, is_first_process
 
-METRICS = "metrics.csv"
-"""Written from the first step on: a folder with one in it is never removed."""
+METRICS, SUMMARY = "metrics.csv", "summary.json"
+"""Written from the first step on, and at the end: a folder with the first in it is never removed."""
 
 NEEDED = {
     "state_dict": dict,
@@ -45,18 +47,20 @@ NEEDED = {
 }
 """Contents of a checkpoint and their types."""
 
+DAMAGE = (
+    *(RuntimeError, EOFError, LookupError, TypeError, ValueError),
+    *(UnpicklingError, zipfile.BadZipFile, zlib.error),
+)
+"""Errors of opening a file that is no complete checkpoint."""
+
 log = logging.getLogger(__name__)
 
 
 @contextmanager
 def run_folder(config: RunConfig) -> Iterator[Path]:
-    """Make or reopen the folder of a run and lend it; what is logged meanwhile goes above the progress bars.
+    """Create or reopen the folder of a run (context manager); log lines go above the bars.
 
-    A new folder gets its configuration at once. If an error ends the run before training began, what was made
-    here is removed.
-
-    Raises:
-        InputError: another process has it.
+    A new folder gets its configuration at once, and is removed if an error ends the run before training.
     """
     runs_dir, is_new_place = Path(config.runs_dir), not Path(config.runs_dir).exists()
     if not is_first_process():  # the first one did all this
@@ -66,12 +70,14 @@ def run_folder(config: RunConfig) -> Iterator[Path]:
         runs_dir.mkdir(parents=True, exist_ok=True)
         folder = _make(runs_dir, config)
     try:
-        with _locked(folder), logging_redirect_tqdm():
+        with FileLock(folder / ".lock", blocking=False), logging_redirect_tqdm():
             for left in folder.glob(".config.new.yaml.*"):  # by a process that was killed
                 left.unlink()
             if not (folder / "config.yaml").exists():
                 keep_config(config, folder)
             yield folder
+    except Timeout:
+        raise InputError(f"another process is running in {folder}") from None
     except Exception:
         if not config.resume and not any(folder.rglob(METRICS)):
             shutil.rmtree(folder)
@@ -82,7 +88,7 @@ def run_folder(config: RunConfig) -> Iterator[Path]:
 
 
 def _make(runs_dir: Path, config: RunConfig) -> Path:
-    """Make the folder; of two runs that chose the same time as their name, the later gets a number."""
+    """Make the folder; of two runs whose name is the same time, the later gets a number."""
     if config.resume:
         (runs_dir / str(config.name)).mkdir(exist_ok=True)
         return runs_dir / str(config.name)
@@ -99,28 +105,18 @@ def _make(runs_dir: Path, config: RunConfig) -> Path:
 
 
 def resume_command(config: RunConfig) -> str:
-    """Return what to type to go on with a run."""
+    """Return the command that continues a run."""
     place = "" if config.runs_dir == RunConfig.runs_dir else f" --runs_dir {shlex.quote(config.runs_dir)}"
     script = "train.py" if isinstance(config, PretrainConfig) else "finetune.py"
     return f"{command_for(script)} --resume --name {shlex.quote(str(config.name))}{place}"
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise InputError(f"another process is running in {folder}") from None
-    with lock:
-        yield
-
-
 def keep_config(config: RunConfig, folder: Path) -> None:
-    """Write the configuration into the run folder; an earlier, different one is kept and the change told."""
+    """Write the configuration into the run folder; keep an earlier, different one, and log the changes."""
     path, new = folder / "config.yaml", folder / "config.new.yaml"
     write_text(new, dump_config(replace(config, resume=False)))
-    before, after = (_values(file if file.exists() else new) for file in (path, new))
+    texts = [file.read_text(encoding="utf-8") for file in (path if path.exists() else new, new)]
+    before, after = (flatten(yaml.safe_load(text) or {}) for text in texts)
     changes = [
         f"{key}: {in_words(before.get(key))} -> {in_words(after.get(key))}"
         for key in {**before, **after}
@@ -133,8 +129,16 @@ def keep_config(config: RunConfig, folder: Path) -> None:
     new.replace(path)
 
 
-def _values(config: Path) -> dict[str, Any]:
-    return flatten(yaml.safe_load(config.read_text(encoding="utf-8")) or {})
+def git_commit(package: Path) -> str | None:
+    """Return the commit of a package, with -dirty where files were changed; None outside a checkout."""
+    tracked = ["ls-files", "--error-unmatch", "__init__.py"]  # not merely installed below somebody's checkout
+    describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    run = partial(subprocess.run, capture_output=True, text=True, check=True, timeout=10)
+    try:
+        *_, done = [run(["git", "-C", str(package), *arguments]) for arguments in (tracked, describe)]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return str(done.stdout).strip()
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -155,10 +159,7 @@ def saved_checkpoints(folder: Path) -> list[Path]:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints atomically; a failed write is recorded in `failure` and training continues.
-
-    It is not an exception, because the other ranks wait for this one and do not know about it.
-    """
+    """Writes checkpoints atomically; after a failed write training continues, as other ranks wait."""
 
     failure: OSError | None = None
     """Why the newest checkpoint could not be written; None if it was."""
@@ -166,9 +167,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        """Write `checkpoint` to `path`."""
-        self.failure = None
-        target = Path(path)
+        self.failure, target = None, Path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with replacing(target) as temporary, temporary.open("wb") as file:
@@ -197,18 +196,12 @@ class Checkpoint:
         return int(self.content["global_step"])
 
 
-class DamagedError(InputError):
+class _DamagedError(InputError):
     """A file that was read and is not a complete checkpoint."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint without running code that might be in the file.
-
-    Raises:
-        DamagedError: it is not a complete checkpoint.
-        InputError: it cannot be read; it may be complete.
-        FileNotFoundError: there is no such file.
-    """
+    """Open a checkpoint without running code that might be in the file; it must be complete."""
     try:
         with zipfile.ZipFile(path) as archive:  # torch does not check the checksums of files it maps
             if damaged := archive.testzip():
@@ -221,26 +214,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(f"{path} cannot be read: {reason}; resume again when it can be") from None
-    except (
-        RuntimeError,
-        EOFError,
-        LookupError,
-        TypeError,
-        ValueError,
-        UnpicklingError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except DAMAGE as error:
         reason = " ".join(str(error).split())[:120]
-    raise DamagedError(f"{path} is not a complete checkpoint: {reason}")
+    raise _DamagedError(f"{path} is not a complete checkpoint: {reason}")
 
 
 def _check_content(content: Any) -> None:
-    """Check that a checkpoint has what a run goes on with, each of its kind.
-
-    Raises:
-        ValueError: says what is missing or odd.
-    """
+    """Raise ValueError unless a checkpoint has all that a run continues with, each of its kind."""
     if not isinstance(content, dict):
         raise ValueError("it is not a table")
     if missing := [key for key in NEEDED if key not in content]:
@@ -262,10 +242,7 @@ def _check_content(content: Any) -> None:
 def find_checkpoint(folder: Path) -> Checkpoint | None:
     """Return the newest complete checkpoint of a folder, None if there never was one.
 
-    Damaged files are set aside under another name, with a warning.
-
-    Raises:
-        InputError: a checkpoint cannot be read, or there were checkpoints and all are damaged.
+    Damaged files are renamed, with a warning. InputError: one cannot be read, or all are damaged.
     """
     for path in reversed(saved_checkpoints(folder)):
         try:
@@ -275,7 +252,7 @@ def find_checkpoint(folder: Path) -> Checkpoint | None:
             log.warning("skipping %s: it is of step %d", path, found.step)
         except FileNotFoundError:
             continue  # its run is still training and has removed it
-        except DamagedError as error:
+        except _DamagedError as error:
             log.warning("skipping it: %s", error)
         if is_first_process():
             path.rename(path.with_name(f"{path.name}.broken"))

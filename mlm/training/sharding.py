@@ -6,21 +6,19 @@ tensors, written by the first process, so that a run can go on with another stra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.strategy import Strategy
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from mlm.config.model import ClassifierConfig
 from mlm.model.heads import MaskedLM, SequenceClassifier
-
-Model = TypeVar("Model", MaskedLM, SequenceClassifier)
 
 
 def shard(model: MaskedLM | SequenceClassifier, mesh: Any) -> None:
@@ -43,26 +41,15 @@ def local(gradients: list[Tensor]) -> list[Tensor]:
     return [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
 
 
-def whole_model(model: Model) -> Model:
+def whole_model(model: Any) -> Any:
     """Return the model itself, or a copy on the CPU of one that is divided; all processes together."""
     state = model.state_dict()
     if not any(isinstance(value, DTensor) for value in state.values()):
         return model
-    if isinstance(model, SequenceClassifier):
-        copy: Any = SequenceClassifier(model.config, cast(ClassifierConfig, model.classifier_config))
-    else:
-        copy = MaskedLM(model.config)
+    head = [model.classifier_config] if isinstance(model, SequenceClassifier) else []
+    copy = type(model)(model.config, *head)
     copy.load_state_dict({name: whole(value) for name, value in state.items()})
     return copy
-
-
-def _map_tensors(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Apply a function to the values of nested dictionaries and lists."""
-    if isinstance(tree, dict):
-        return {name: _map_tensors(function, value) for name, value in tree.items()}
-    if isinstance(tree, list):
-        return [_map_tensors(function, value) for value in tree]
-    return function(tree)
 
 
 def _like(value: Any, model: Any) -> Any:
@@ -80,36 +67,29 @@ class ShardedStrategy(ModelParallelStrategy):
 
     @property
     def lightning_restore_optimizer(self) -> bool:
-        """Whether Lightning asks for the optimizer state: as with any other strategy."""
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return whole weights."""
         assert self.lightning_module is not None
         return {name: whole(value) for name, value in self.lightning_module.state_dict().items()}
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the whole state of an optimizer, in its own format."""
         inner = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
-        return _map_tensors(whole, inner.state_dict())
+        return dict(apply_to_collection(inner.state_dict(), DTensor, whole))
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write one file, on the first process."""
         Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read the file; every process reads it for itself."""
         return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Divide the weights of the checkpoint."""
         assert self.lightning_module is not None
         mine = self.lightning_module.state_dict()
         state = {name: _like(value, mine.get(name)) for name, value in checkpoint["state_dict"].items()}
         self.lightning_module.load_state_dict(state, strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Divide the optimizer state of the checkpoint."""
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             divided = {

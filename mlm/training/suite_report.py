@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,44 +14,47 @@ import torch
 import mlm
 from mlm.config.errors import InputError
 from mlm.config.files import config_folder, shipped_names
-from mlm.config.finetune import FinetuneConfig
+from mlm.config.finetune import DIAGNOSTIC, GLUE_TASKS, MNLI, FinetuneConfig
 from mlm.config.parse import read_group, to_plain
-from mlm.evaluation.glue import summarize, to_markdown
+from mlm.data.glue import size_of, submitted_parts
+from mlm.evaluation.glue import answer, summarize, to_markdown, write_submission
 from mlm.files import write_json, write_text
-from mlm.startup.suite import points
+from mlm.startup.suite import OWN_DATA, points
 from mlm.training.plots import plot_scores
-from mlm.training.summary import git_commit
-from mlm.training.tracking import build_tracker, pretraining_run, track_picture, track_table
+from mlm.training.run_folder import git_commit
+from mlm.training.tracking import build_tracker, pretraining_run, track_table
 
 Json = dict[str, Any]
 RECIPE = ("selection", "start_from_mnli", "recipes", "head", "optimizer", "schedule", "trainer")
 """Keys that a file of `configs/finetune` sets, with `data.max_length`."""
 
+log = logging.getLogger(__name__)
 
-def write_report(
-    config: FinetuneConfig,
-    folder: Path,
-    units: Mapping[str, FinetuneConfig],
-    runs: Mapping[str, Sequence[Json]],
-    submission: Json | None,
-) -> None:
-    """Write, print and track table and picture, called `glue`, or `seeds` for the user's own data.
 
-    Args:
-        config: the suite.
-        folder: its folder.
-        units: the configuration of one run of each task.
-        runs: the summaries of the runs of each task.
-        submission: facts about the file for the server; None: there is none.
+def report(config: FinetuneConfig, folder: Path, runs: Sequence[tuple[FinetuneConfig, Json]]) -> None:
+    """Write, print and track table, picture and submission of a suite, whose `runs` have summaries.
+
+    Table and picture are called `glue`, or `seeds` for the user's own data.
     """
-    stem, subject = ("glue", "GLUE") if config.task else ("seeds", next(iter(runs)))
+    own = Path(config.data.train).name if config.data.train else OWN_DATA
+    by_task: dict[str, list[tuple[FinetuneConfig, Json]]] = {}
+    for run, summary in runs:
+        by_task.setdefault(run.task[0] if run.task else own, []).append((run, summary))
+    names = [task for task in (*GLUE_TASKS, own) if task in by_task]
+    units = {task: by_task[task][0][0] for task in names}
+    summaries = {task: [summary for _, summary in by_task[task]] for task in names}
+    submission = _submit(config, folder, summaries) if config.submit else None
+    stem, subject = ("glue", "GLUE") if config.task else ("seeds", next(iter(summaries)))
+    from_mnli = "RTE, MRPC and STS-B from the model tuned on MNLI"
+    protocol = f"Runs: {from_mnli if config.start_from_mnli else 'every task alone'}."
+    protocol = protocol if config.task else "Runs: the same data, another seed."
     result: Json = {
         "name": config.name,
         "title": config.name if config.task else subject,
         "model": config.model,
-        "protocol": protocol(config),
-        "settings": settings_of(config, units, runs),
-        **summarize(runs),
+        "protocol": protocol,
+        "settings": settings_of(config, units, summaries),
+        **summarize(summaries),
     }
     if not config.task:
         result["averages"] = {}
@@ -64,15 +68,41 @@ def write_report(
     plot_scores(result["tasks"], result["averages"], picture, f"{model}: {subject}")
     print(f"\n{text}\ntable           {table}, {table.with_suffix('.json')}")
     print(f"picture         {picture}")
-    track(config, folder, stem, result)
+    _track(config, folder, stem, result)
+    if submission:
+        print(f"submission      {submission['file']}")
+        if submission["refused"]:
+            log.warning("the server will refuse it: %s", ", ".join(submission["refused"]))
 
 
-def protocol(config: FinetuneConfig) -> str:
-    """Return a sentence about the models that the runs start from."""
-    if not config.task:
-        return "Runs: the same data, another seed."
-    from_mnli = "RTE, MRPC and STS-B from the model tuned on MNLI"
-    return f"Runs: {from_mnli if config.start_from_mnli else 'every task alone'}."
+def answers_of(config: FinetuneConfig, task: str, model: str) -> dict[str, list[str]]:
+    """Return the answers of a model to all submitted parts of a task, by the official name of the file."""
+    longest, batch = config.data.max_length, 2 * config.trainer.batch_size
+    return {
+        name: answer(model, task, part, config.glue_dir, longest, batch)
+        for part, name in submitted_parts(task).items()
+    }
+
+
+def _submit(config: FinetuneConfig, folder: Path, summaries: dict[str, list[Json]]) -> Json:
+    """Write the zip file for the server, with the best model of each task by its first score on dev."""
+    models = {}
+    for task, runs in summaries.items():
+        scored = [run for run in runs if run["metrics"]]
+        if not scored:
+            raise InputError(f"submit=true: every run of {task} failed, so there is no model to answer with")
+        models[task] = max(scored, key=lambda run: next(iter(run["metrics"].values())))["model_dir"]
+    models[DIAGNOSTIC] = models[MNLI]
+    answers: dict[str, list[str]] = {}
+    refused = []
+    for task, model in models.items():
+        answers |= answers_of(config, task, model)
+        for part, name in submitted_parts(task).items():
+            size = size_of(task, part, len(answers[name]))
+            if not size.is_official:
+                refused.append(f"{name} answers {size}")
+    write_submission(folder / "submission.zip", answers)
+    return {"file": str(folder / "submission.zip"), "models": models, "refused": refused}
 
 
 def settings_of(
@@ -97,13 +127,9 @@ def settings_of(
 
 def settings_of_task(unit: FinetuneConfig, runs: Sequence[Json]) -> Json:
     """Return the settings of a task; of a grid the values tried, and the one chosen with each seed."""
-    settings: Json = {
-        "optimizer.name": unit.optimizer.name,
-        "optimizer.lr": unit.optimizer.lr,
-        "optimizer.weight_decay": unit.optimizer.weight_decay,
-        "trainer.batch_size": unit.trainer.batch_size,
-        "trainer.max_epochs": unit.trainer.max_epochs,
-    }
+    optimizer, trainer = ("name", "lr", "weight_decay"), ("batch_size", "max_epochs")
+    settings: Json = {f"optimizer.{name}": getattr(unit.optimizer, name) for name in optimizer}
+    settings |= {f"trainer.{name}": getattr(unit.trainer, name) for name in trainer}
     grid = points(unit)
     chosen = [run["grid"][run["grid_point"] - 1] for run in runs if "grid" in run]
     for key in grid[0]:
@@ -126,9 +152,9 @@ def recipe_of(config: FinetuneConfig) -> str | None:
     return None
 
 
-def track(config: FinetuneConfig, folder: Path, stem: str, result: Json) -> None:
+def _track(config: FinetuneConfig, folder: Path, stem: str, result: Json) -> None:
     """Track table and picture in a run of their own, beside those of the tasks."""
-    tracker = build_tracker(config, config.logging, folder, group=pretraining_run(str(config.model)))
+    tracker = build_tracker(config, folder, group=pretraining_run(str(config.model)))
     if not tracker:
         return
     columns = ["task", "score", "mean", "std", "median", "n"]
@@ -139,6 +165,5 @@ def track(config: FinetuneConfig, folder: Path, stem: str, result: Json) -> None
     ]
     averages = [facts for facts in result["averages"].values() if facts["value"] is not None]
     means = [["average", facts["title"], facts["value"], None, None, None] for facts in averages]
-    track_table([tracker], stem, columns, rows + means)
-    track_picture([tracker], f"plots/{stem}", folder / "plots" / f"{stem}.png")
+    track_table([tracker], stem, columns, rows + means, folder / "plots" / f"{stem}.png")
     tracker.experiment.finish()

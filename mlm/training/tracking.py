@@ -12,12 +12,14 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from mlm.config.commands import RunConfig
+from mlm.config.commands import PretrainConfig
 from mlm.config.errors import InputError
+from mlm.config.finetune import FinetuneConfig
 from mlm.config.parse import to_plain
 from mlm.config.training import LoggingConfig
 from mlm.files import write_text
@@ -25,25 +27,16 @@ from mlm.launch import is_first_process
 
 if TYPE_CHECKING:  # loading Lightning takes seconds, and wandb is to be imported before torch
     import lightning.pytorch as pl
-    from lightning.pytorch.loggers import Logger
 
 CONNECT_TIMEOUT_S = 3.0
 """How long the tracking server may take to answer."""
-INIT_TIMEOUT_S = 20.0
-"""How long it may take to open a run."""
-FINISH_TIMEOUT_S = 20.0
-"""How long the upload may take at the end; the rest stays in the run folder."""
+TIMEOUTS: dict[str, Any] = {"init_timeout": 20.0, "finish_timeout": 20.0}
+"""Seconds for opening a run, and for the upload at its end; the rest stays in the run folder."""
 NOT_LOGGED_IN = "not logged in (wandb login)"
 RUN_ID, NAMES, NEWEST_STEP = "run-id.txt", "names.json", "newest-step.txt"
 """Files in the folder `wandb` of a run."""
-NAMED_BY = {
-    "entity": "WANDB_ENTITY",
-    "project": "WANDB_PROJECT",
-    "name": "WANDB_NAME",
-    "group": "WANDB_RUN_GROUP",
-    "notes": "WANDB_NOTES",
-    "tags": "WANDB_TAGS",
-}
+NAMED_BY = {name: f"WANDB_{name.upper()}" for name in ("entity", "project", "name", "notes", "tags")}
+NAMED_BY["group"] = "WANDB_RUN_GROUP"
 """Environment variables of wandb, by the argument of `wandb.init` that they stand for."""
 NOT_USED = ("WANDB_LOG_MODEL", "WANDB_WATCH")
 
@@ -53,8 +46,7 @@ log = logging.getLogger(__name__)
 def resolve_tracking(config: LoggingConfig) -> LoggingConfig:
     """Decide between online, offline and disabled, without a prompt and within seconds.
 
-    Raises:
-        InputError: online is configured and impossible, or $WANDB_MODE is not a mode.
+    InputError: online is configured and impossible, or $WANDB_MODE is not a mode.
     """
     wanted, place = _wanted_mode(config)
     if wanted in ("auto", "online"):
@@ -71,11 +63,7 @@ def resolve_tracking(config: LoggingConfig) -> LoggingConfig:
 
 
 def _wanted_mode(config: LoggingConfig) -> tuple[str, str]:
-    """Return the mode and where it comes from: the configuration, else wandb's environment variables.
-
-    Raises:
-        InputError: $WANDB_MODE is not a mode.
-    """
+    """Return the mode and where it comes from: the configuration, else wandb's environment variables."""
     if config.wandb != "auto":
         return config.wandb, "logging.wandb"
     if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on"):
@@ -88,13 +76,15 @@ def _wanted_mode(config: LoggingConfig) -> tuple[str, str]:
 
 
 def _obstacle_to_tracking() -> str | None:
-    """Return why a run cannot be tracked online, None if it can."""
     import wandb
 
     os.environ.setdefault("WANDB_SILENT", "true")
     settings = wandb.setup().settings
     server = urlsplit(settings.base_url)
-    if not (settings.api_key or os.environ.get("WANDB_API_KEY") or _is_in_netrc(server.hostname)):
+    known = bool(settings.api_key or os.environ.get("WANDB_API_KEY"))
+    with suppress(OSError, netrc.NetrcParseError):
+        known = known or bool(netrc.netrc().authenticators(server.hostname or ""))
+    if not known:
         return NOT_LOGGED_IN
     try:
         port = server.port or (443 if server.scheme == "https" else 80)
@@ -104,13 +94,6 @@ def _obstacle_to_tracking() -> str | None:
         return f"{server.hostname} cannot be reached"
     except Exception as error:  # an invalid key, for example, must not end the run
         return " ".join(str(error).split())[:120]
-
-
-def _is_in_netrc(host: str | None) -> bool:
-    try:
-        return netrc.netrc().authenticators(host or "") is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
 
 
 def import_tracker(config: LoggingConfig) -> None:
@@ -124,8 +107,7 @@ def import_tracker(config: LoggingConfig) -> None:
 
 
 def build_tracker(
-    config: RunConfig,
-    tracking: LoggingConfig,
+    config: PretrainConfig | FinetuneConfig,
     folder: Path,
     facts: dict[str, Any] | None = None,
     group: str | None = None,
@@ -134,38 +116,28 @@ def build_tracker(
     """Return a Weights & Biases logger, or False when this process does not track.
 
     Its id and names are kept in the run folder, so that a resumed run continues the same tracked run.
-
-    Args:
-        config: stored with the run.
-        tracking: resolved by `resolve_tracking`.
-        folder: the run folder.
-        facts: further plain values stored with the run.
-        group: the tracker shows the run in this group.
-        title: name of the tracked run; None: that of the folder.
+    Configuration and `facts` are stored with it; its name is `title`, by default that of the folder.
     """
-    if tracking.wandb == "disabled" or not is_first_process():
+    if config.logging.wandb == "disabled" or not is_first_process():
         return False
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
     from lightning.pytorch.loggers import WandbLogger
 
-    online = tracking.wandb == "online"
-    arguments: dict[str, Any] = {
-        **_run_names(folder, tracking.project, group, title),
-        "dir": os.environ.get("WANDB_DIR") or folder,
-        "config": {**to_plain(config), **(facts or {})},
-        "settings": wandb.Settings(
-            init_timeout=INIT_TIMEOUT_S, finish_timeout=FINISH_TIMEOUT_S, silent=True, console="off"
-        ),
-    }
+    start = partial(
+        wandb.init,
+        **_run_names(folder, config.logging.project, group, title),
+        dir=os.environ.get("WANDB_DIR") or folder,
+        config={**to_plain(config), **(facts or {})},
+        settings=wandb.Settings(**TIMEOUTS, silent=True, console="off"),
+    )
     try:
-        run = wandb.init(
-            **arguments, mode="online" if online else "offline", resume="allow" if online else None
-        )
+        online = config.logging.wandb == "online"
+        run = start(mode="online", resume="allow") if online else start(mode="offline")
     except (wandb.errors.CommError, wandb.errors.UsageError) as error:
         # The server answered before, so this is rare; training must not wait for it.
         log.warning("Weights & Biases: %s; tracking offline", " ".join(str(error).split())[:120])
-        run = wandb.init(**arguments, mode="offline")
+        run = start(mode="offline")
     for axis in ("trainer/global_step", "tokens", "hours"):
         run.define_metric(axis)
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
@@ -186,10 +158,9 @@ def _run_names(folder: Path, project: str | None, group: str | None, title: str 
     write_text(stored, json.dumps(known))
     if "tags" in known:
         known["tags"] = [tag.strip() for tag in known["tags"].split(",")]
-    chosen = {"project": project, "name": title}
-    chosen = {name: value for name, value in chosen.items() if value}
+    known |= {name: value for name, value in (("project", project), ("name", title)) if value}
     names = {"name": folder.name, "project": "mlm", "group": group}
-    return {"id": run_id.read_text(encoding="utf-8").strip(), **names, **known, **chosen}
+    return {"id": run_id.read_text(encoding="utf-8").strip(), **names, **known}
 
 
 def tracked_folders(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -203,9 +174,8 @@ def tracked_folders(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def tracked_step(folder: Path) -> int:
     """Return the newest step that the tracked run of a run folder has, -1 if none."""
-    path = folder / "wandb" / NEWEST_STEP
     try:
-        return int(path.read_text())
+        return int((folder / "wandb" / NEWEST_STEP).read_text())
     except (OSError, ValueError):
         return -1
 
@@ -215,20 +185,16 @@ def track_rows(loggers: Sequence[Any], folder: Path, rows: list[dict[str, Any]],
 
     A tracked run cannot be cut: steps up to `newest`, which a resumed run repeats, are left out.
     """
-    if not loggers:
+    new = [row for row in rows if row["step"] > newest] if loggers else []
+    for row in new:
+        shown = {name: value for name, value in row.items() if name != "step"}
+        shown |= {"trainer/global_step": row["step"], "hours": row["elapsed_s"] / 3600}
+        loggers[0].experiment.log(shown, step=row["step"], commit=True)
+    if not new:
         return newest
-    before = newest
-    for row in rows:
-        if row["step"] > newest:
-            newest = row["step"]
-            shown = {name: value for name, value in row.items() if name != "step"}
-            shown |= {"trainer/global_step": row["step"], "hours": row["elapsed_s"] / 3600}
-            for logger in loggers:
-                logger.experiment.log(shown, step=row["step"], commit=True)
-    if newest != before:
-        with suppress(InputError):  # a full disk: the next row is tracked twice, which the tracker ignores
-            write_text(folder / "wandb" / NEWEST_STEP, str(newest))
-    return newest
+    with suppress(InputError):  # a full disk: the next row is tracked twice, which the tracker ignores
+        write_text(folder / "wandb" / NEWEST_STEP, str(new[-1]["step"]))
+    return int(new[-1]["step"])
 
 
 def end_tracking(trainer: pl.Trainer) -> None:
@@ -251,18 +217,12 @@ def pretraining_run(model: str) -> str:
 
 
 def track_table(
-    loggers: Sequence[Logger], name: str, columns: Sequence[str | int], rows: list[list[Any]]
+    loggers: Sequence[Any], name: str, columns: Sequence[str], rows: list[list[Any]], picture: Path
 ) -> None:
-    """Give a table to the tracked run, if there is one."""
-    for logger in loggers:
+    """Give a table and the picture of it to the tracked run, if there is one."""
+    if loggers:
         import wandb
 
-        logger.experiment.log({name: wandb.Table(columns=list(columns), data=rows)})  # type: ignore[attr-defined]
-
-
-def track_picture(loggers: Sequence[Logger], name: str, path: Path) -> None:
-    """Give a picture to the tracked run, if there is one."""
-    for logger in loggers:
-        import wandb
-
-        logger.experiment.log({name: wandb.Image(str(path))})  # type: ignore[attr-defined]
+        table, image = wandb.Table(columns=list(columns), data=rows), wandb.Image(str(picture))
+        loggers[0].experiment.log({name: table})
+        loggers[0].experiment.log({f"plots/{name}": image})

@@ -19,7 +19,7 @@ from mlm.config.parse import dump_config
 from mlm.config.training import ScheduleConfig
 from mlm.cores import available_cores, busy_seconds, cores_to_run_on
 from mlm.data.sampler import TrainingSampler
-from mlm.training import reporting
+from mlm.training import machine
 from mlm.training.callbacks import SYNC_EVERY, steps_until_next_sync
 from mlm.training.pretraining import prepare, pretrain, train
 from mlm.training.run_folder import checkpoint_path, checkpoint_step, find_checkpoint, run_folder
@@ -236,10 +236,10 @@ def test_gpus_ask_each_other_for_the_time_once_a_second_and_soon_where_steps_are
 @pytest.mark.skipif(available_cores() < 2 or busy_seconds() is None, reason="one thread waits for no other")
 @pytest.mark.parametrize(("waiting", "times"), [(None, 1), ("passive", 0)])
 def test_programs_on_our_cores_are_told_once_unless_the_user_knows(tiny, monkeypatch, caplog, waiting, times):
-    monkeypatch.setattr(reporting, "CHECK_EVERY_S", 0.05)  # many checks in a run of 400 steps or 3 s
-    monkeypatch.delenv(reporting.WAIT_POLICY, raising=False)
+    monkeypatch.setattr(machine, "CHECK_EVERY_S", 0.05)  # many checks in a run of 400 steps or 3 s
+    monkeypatch.delenv(machine.WAIT_POLICY, raising=False)
     if waiting:
-        monkeypatch.setenv(reporting.WAIT_POLICY, waiting)
+        monkeypatch.setenv(machine.WAIT_POLICY, waiting)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores_to_run_on())]

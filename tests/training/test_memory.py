@@ -8,8 +8,8 @@ import sys
 import pytest
 from launching import flags, inherited
 
-from mlm.training import memory
-from mlm.training.memory import (
+from mlm.training import machine
+from mlm.training.machine import (
     LARGE_BLOCK,
     MALLOC_CHOICES,
     MANY_BLOCKS,
@@ -36,7 +36,7 @@ def numbers_of(script: str, *arguments: object, **environment: str) -> list[int]
 
 FAULTS = """
 import resource, runpy, sys, torch
-from mlm.training.memory import keep_freed_memory
+from mlm.training.machine import keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory()
@@ -71,7 +71,7 @@ def test_training_keeps_it(tiny):
 
 KEPT = """
 import torch
-from mlm.training.memory import give_back_freed_memory, keep_freed_memory
+from mlm.training.machine import give_back_freed_memory, keep_freed_memory
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1])
@@ -103,7 +103,7 @@ def test_what_was_freed_before_is_not_kept_and_what_was_kept_is_given_back():
 
 HOLES = """
 import sys, torch
-from mlm.training.memory import map_large_blocks
+from mlm.training.machine import map_large_blocks
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1])
@@ -151,7 +151,7 @@ def test_what_the_first_step_leaves_is_mapped_also_on_resume(tiny, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for resume, steps in ((False, 2), (True, 4)):
         allocator = Allocator()
-        monkeypatch.setattr(memory, "ctypes", allocator)
+        monkeypatch.setattr(machine, "ctypes", allocator)
         pretrain(tiny(trainer={"max_steps": steps, "micro_batch_size": 4}, resume=resume))
         maps = ["give back", (MMAP_THRESHOLD, LARGE_BLOCK), (MMAP_MAX, MANY_BLOCKS)]
         keeps = ["give back", (MMAP_MAX, 0), (TRIM_THRESHOLD, 2**31 - 1), (TOP_PAD, 2**26)]

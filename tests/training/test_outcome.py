@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlm.training.outcome import failure, warn_of_one_answer
+from mlm.training.results import failure, warn_of_failure
 
 CLASSES, NUMBERS = np.array([0, 1, 1]), np.array([0.0, 2.5, 5.0])
 SETS = np.array([[False, True], [True, True], [False, False]])
@@ -33,22 +33,39 @@ def test_reasons(losses, labels, logits, expected):
 
 
 @pytest.mark.parametrize(
-    ("counts", "message"),
+    ("kind", "failed", "counts", "message"),
     [
-        ({"a": 0, "b": 0}, "no label is ever predicted; the learning rate may be too high"),
-        ({"a": 3, "b": 0}, "only one class is predicted: a; the learning rate may be too high"),
-        ({"a": 2, "b": 1}, ""),
+        (
+            "multilabel",
+            "every text gets the same labels",
+            {"a": 0, "b": 0},
+            "same labels: none; the learning",
+        ),
+        (
+            "multilabel",
+            "every text gets the same labels",
+            {"a": 3, "b": 3},
+            "same labels: a, b; the learning",
+        ),
+        (
+            "classification",
+            "only one class is predicted",
+            {"a": 3, "b": 0},
+            "predicted: a; the learning rate",
+        ),
+        ("classification", "the training loss did not fall", {"a": 2, "b": 1}, "did not fall; the learning"),
+        ("classification", None, {"a": 2, "b": 1}, ""),
     ],
 )
-def test_warning_of_a_model_that_says_nothing(counts, message, caplog):
-    kind = {"label_type": "classification"}
-    warn_of_one_answer(kind | {"predicted_counts": counts, "examples_counts": {"a": 2, "b": 1}})
+def test_warning_of_a_model_that_learnt_nothing(kind, failed, counts, message, caplog):
+    facts = {"predicted_counts": counts, "examples_counts": {"a": 2, "b": 1}}
+    warn_of_failure({"label_type": kind, "failed": failed, **facts})
     assert message in caplog.text
     assert bool(caplog.text) == bool(message)
 
 
 def test_warning_of_a_model_that_gives_every_text_the_same_score(caplog):
-    warn_of_one_answer({"label_type": "regression", "failed": None})
+    warn_of_failure({"label_type": "regression", "failed": None})
     assert not caplog.text
-    warn_of_one_answer({"label_type": "regression", "failed": "every text gets the same score"})
+    warn_of_failure({"label_type": "regression", "failed": "every text gets the same score"})
     assert "every text gets the same score; the learning rate may be too high" in caplog.text

@@ -8,9 +8,9 @@ import pytest
 import torch
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
+from mlm.training.machine import SIGNALS, GracefulStop
 from mlm.training.pretraining import prepare, train
 from mlm.training.run_folder import run_folder
-from mlm.training.stopping import SIGNALS, GracefulStop
 
 
 @pytest.fixture(autouse=True)

@@ -36,8 +36,7 @@ from mlm.model.heads import MaskedLM
 from mlm.startup.checks import check_run
 from mlm.startup.suite import units
 from mlm.training import run
-from mlm.training.devices import run_on_devices
-from mlm.training.suite import finetune_all, start_or_resume
+from mlm.training.suite import finetune_all, run_on_devices, start_or_resume
 from mlm.training.tracking import pretraining_run
 
 KEYS = {

@@ -9,8 +9,7 @@ from run_files import column, folder_of, weights
 from mlm.__main__ import main
 from mlm.config.errors import InputError
 from mlm.training.pretraining import pretrain
-from mlm.training.run_folder import checkpoint_path
-from mlm.training.summary import git_commit
+from mlm.training.run_folder import checkpoint_path, git_commit
 
 
 def git(folder, *arguments):

@@ -1,0 +1,387 @@
+"""The end of a run: last scores, model folder, pictures, summary.json and what to do next."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shlex
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import mlm
+from mlm.config.commands import PretrainConfig
+from mlm.config.finetune import SCRATCH, FinetuneConfig
+from mlm.config.model import LabelType
+from mlm.data.collate import build_masking
+from mlm.data.corpus import Corpus
+from mlm.data.labelled import Examples, LabelledTask
+from mlm.evaluation.commands import write_predictions
+from mlm.evaluation.metrics import (
+    class_table,
+    confusion_matrix,
+    counts_of_classes,
+    frozen_batches,
+    predicted,
+    score_batches,
+    task_metrics,
+)
+from mlm.evaluation.predictor import arguments, predict_logits
+from mlm.files import write_json
+from mlm.hub.pretrained import longest_row
+from mlm.hub.saving import model_card, save_pretrained
+from mlm.launch import command_for
+from mlm.model.loss import summed_label_loss
+from mlm.plan import count_parameters
+from mlm.tokenizer import tokenizer_digest
+from mlm.training.datamodule import FinetuneDataModule
+from mlm.training.engine import Progress, StepModule
+from mlm.training.reporting import read_metrics
+from mlm.training.run_folder import METRICS, SUMMARY, git_commit, resume_command
+from mlm.training.tracking import track_table, tracked_folders
+
+SCORED_ROWS = 32
+"""Held-out rows a pass where no Trainer says how many fit."""
+WORSE = 0.02
+"""Nats of validation loss, above the noise of frozen masks, from which a model counts as worse."""
+CHECKED = 4
+"""Held-out rows or examples on which the saved model is compared with the trained one."""
+SAME_ANSWER: dict[LabelType, str] = {
+    "classification": "only one class is predicted",
+    "regression": "every text gets the same score",
+    "multilabel": "every text gets the same labels",
+}
+"""Why a run taught the model nothing, by the type of the labels."""
+CARD_FACTS = (
+    *("task", "seed", "num_train_examples", "epoch", "val_loss"),
+    *("optimizer", "lr", "weight_decay", "batch_size", "max_epochs", "versions"),
+)
+"""Entries of the summary that a fine-tuned model's card repeats."""
+MAX_SHOWN_CLASSES = 20
+"""With more classes, the table by class stays in summary.json, and there is no confusion matrix."""
+
+log = logging.getLogger(__name__)
+
+
+def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason: str, kept: int) -> None:
+    """Save model, curves and summary, and print it; `kept` is the step of the weights."""
+    config, model, progress = module.config, module.model, module.progress
+    assert progress.first, "a run begins with a validation"
+    if progress.validated_at != kept:  # an earlier model, or stopped by a signal before its validation
+        masking = build_masking(config.masking, config.masking.validation_mask_rate, corpus.tokenizer)
+        size = min(config.trainer.rows_per_step, SCORED_ROWS)
+        batches = frozen_batches(corpus.validation, masking, size)
+        progress.last = score_batches(model.eval(), batches, next(model.parameters()).device, sync=False)
+    assert progress.last, "and ends with one"
+    loss, step = progress.lowest or (math.inf, 0)
+    if progress.last["loss"] > loss + WORSE:
+        passes = (kept - step) / -(-len(corpus.train) // config.trainer.rows_per_step)
+        log.warning(
+            f"the saved model (loss {progress.last['loss']:.3f} at step {kept}) is worse than that of step "
+            f"{step} (loss {loss:.3f}), {passes:.1f} passes over the text before: take --trainer.keep best, "
+            "a lower --optimizer.lr, fewer steps, more text"
+        )
+    summary = {
+        "loss_first": progress.first["loss"],
+        "val_loss": progress.last["loss"],
+        "val_perplexity": progress.last["perplexity"],
+        "val_masked_accuracy": progress.last["masked_accuracy"],
+        "unigram_entropy": corpus.unigram_entropy,
+        "sources": corpus.store.sources,
+        **provenance(corpus),
+        "vocab_size": corpus.tokenizer.get_vocab_size(),
+        "num_parameters": sum(count_parameters(model.config).values()),
+        "steps": progress.step,
+        "saved_step": kept,
+        "skipped_steps": progress.skipped,
+        "best": [{"step": step, "val_loss": loss} for loss, step in progress.best],
+        "tokens": progress.tokens,
+        "elapsed_s": progress.elapsed_s,
+        "tokens_per_second": progress.tokens / progress.elapsed_s,
+        "model_dir": str(folder / "model"),
+        "stopped_by": reason,
+        **({"branch": config.branch} if config.branch else {}),
+    }
+    # A folder of this machine means nothing to a reader of the card.
+    facts = {name: summary[name] for name in summary if name not in ("model_dir", "branch", "best")}
+    facts["sources"] = ", ".join(Path(source.path).name for source in config.data.sources)
+    start, rows = folder / "tokenizer" if config.init else None, corpus.validation
+    # The first document of a row, as a model that knows nothing of packing gets it.
+    ids, documents = rows.render(np.arange(min(len(rows), CHECKED)))
+    mask = torch.from_numpy(documents == 1)
+    save_pretrained(
+        folder / "model",
+        model,
+        corpus.tokenizer,
+        model_max_length=(start and longest_row(start, model.config)) or config.data.seq_len,
+        card=model_card(str(config.name), model.config, facts),
+        rows={
+            "input_ids": torch.from_numpy(ids).where(mask, rows.special.pad),
+            "attention_mask": mask.long(),
+        },
+        start=start,
+    )
+    from mlm.training.plots import plot_losses  # loads matplotlib
+
+    plot_losses(read_metrics(folder / METRICS), folder / "plots" / "loss.png", corpus.unigram_entropy)
+    write_json(folder / SUMMARY, summary)
+    print(_pretraining_message(config, folder, summary, progress))
+
+
+def provenance(corpus: Corpus) -> dict[str, str | None]:
+    """Return the origins of a run: the token store, the vocabulary, and the commit of the code."""
+    return {
+        "token_store": corpus.store.folder.name,
+        "tokenizer_digest": tokenizer_digest(corpus.tokenizer),
+        "git_commit": git_commit(Path(mlm.__file__).parent),
+    }
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
+def _pretraining_message(
+    config: PretrainConfig, folder: Path, summary: dict[str, Any], progress: Progress
+) -> str:
+    """Return the scores of the run, the places of its files, and the next commands."""
+    first, last = progress.first or {}, progress.last or {}
+    model, quoted = summary["model_dir"], shlex.quote(summary["model_dir"])
+    duration, (offline, online) = _duration(summary["elapsed_s"]), tracked_folders(folder)
+    tracked = str(online[-1]) if online else "none (logging.wandb=disabled)"
+    if offline:  # a resumed run has several, which belong together
+        tracked = f"{offline[-1]}  (upload: {shlex.join(['wandb', 'sync', *map(str, offline)])})"
+    return f"""
+{config.name}: {summary["steps"]:,} steps in {duration}, ended by {summary["stopped_by"]}
+
+validation           start        end
+  loss          {first["loss"]:10.3f} {last["loss"]:10.3f}   (ln V {math.log(summary["vocab_size"]):.3f}, \
+word counts alone {summary["unigram_entropy"]:.3f})
+  perplexity    {first["perplexity"]:10,.1f} {last["perplexity"]:10,.1f}
+  accuracy      {first["masked_accuracy"]:10.1%} {last["masked_accuracy"]:10.1%}   (masked tokens)
+
+tokens seen     {summary["tokens"]:,} at {summary["tokens_per_second"]:,.0f} tokens/s
+model           {model}  ({summary["num_parameters"]:,} parameters, of step {summary["saved_step"]:,})
+curves          {folder / "plots" / "loss.png"}, {folder / METRICS}
+tracked run     {tracked}
+
+next
+  fill a mask     mlm fill-mask --model {quoted} "the [MASK] of the function"
+  evaluate        mlm evaluate --model {quoted} --data.sources YOUR_TEXT.txt
+  fine-tune       {command_for("finetune.py")} --model {quoted}
+  train longer    {resume_command(config)} --trainer.max_steps {2 * summary["steps"]}
+  your own text   {command_for("train.py")} --data.sources YOUR_FOLDER"""
+
+
+def scores_of(
+    task: LabelledTask, examples: Examples, logits: npt.NDArray[np.float64], suffix: str = ""
+) -> dict[str, float]:
+    """Return the scores that the task asks for from logits (N, C), the one that ranks epochs first.
+
+    `suffix` is added to their names.
+    """
+    assert examples.labels is not None, "scored examples have labels"
+    scores = task_metrics(task.label_type, examples.labels, logits)
+    return {f"{name}{suffix}": scores[name] for name in task.metrics or scores}
+
+
+def failure(losses: Sequence[float], labels: npt.NDArray[Any], logits: npt.NDArray[np.float64]) -> str | None:
+    """Return in words why a run taught the model nothing, by the mean loss of each epoch; None if it did.
+
+    Labels are (N,) ids of classes, or numbers, or (N, C) bool; logits (N, C), for numbers (N, 1).
+    """
+    kind: LabelType = "regression" if labels.dtype.kind == "f" else "classification"
+    kind = "multilabel" if labels.ndim == 2 else kind
+    if len(np.unique(predicted(kind, logits), axis=0)) == 1 < len(np.unique(labels, axis=0)):
+        return SAME_ANSWER[kind]
+    if len(losses) > 1 and losses[-1] >= losses[0]:
+        return "the training loss did not fall"
+    return None
+
+
+def finish_finetuning(
+    module: StepModule,
+    data: FinetuneDataModule,
+    folder: Path,
+    kept: int,
+    logits: npt.NDArray[np.float64] | None,
+    trainer: pl.Trainer | None,
+    title: str | None,
+) -> None:
+    """Score, save model, pictures, test predictions and summary, and print the summary.
+
+    `logits` (N, C) are those of the validation examples, None if not known for the weights of step `kept`.
+    """
+    config, task, parts, model, progress = data.config, data.task, data.parts, module.model, module.progress
+    model.eval()
+    if trainer is not None:
+        model.to(trainer.strategy.root_device)  # Lightning has put it back on the CPU
+    predict = partial(predict_logits, model, batch_size=2 * config.trainer.rows_per_step)
+    logits = predict(examples=parts.validation) if logits is None else logits
+    sets = {"": (task.validation, logits)}  # or all of dev, where a part of train selects the epoch
+    sets |= {suffix: (task.scored[suffix], predict(examples=part)) for suffix, part in parts.scored.items()}
+    metrics: dict[str, float] = {}
+    for suffix, (part, its_logits) in sets.items():
+        metrics |= scores_of(task, part, its_logits, suffix)
+    examples, reported = sets[""]
+    assert examples.labels is not None, "reported examples have labels"
+    optimizer, settings = config.optimizer, config.trainer
+    loss = summed_label_loss(torch.from_numpy(logits), parts.validation.label_tensor())
+    summary: dict[str, Any] = {
+        "task": task.name,
+        "seed": config.seed,
+        "metrics": metrics,
+        "num_train_examples": len(task.train),
+        "num_validation_examples": len(examples),
+        "elapsed_s": progress.elapsed_s,
+        "train_examples_per_second": progress.rows / (progress.elapsed_s - progress.validations_s),
+        "model_dir": str(folder / "model"),
+        "validation_examples": task.scored_is or task.validation_is,
+        "dev_sizes": [size._asdict() for size in task.dev_sizes],
+        "selection": _selection(config, task, scores_of(task, task.validation, logits), len(progress.epochs)),
+        "failed": failure([row["train/loss"] for row in progress.epochs], examples.labels, reported),
+        "epoch": -(-kept // data.steps_per_epoch),
+        "num_epochs": len(progress.epochs),
+        "val_loss": torch.div(*loss).item(),
+        "label_type": task.label_type,
+        "max_length": parts.max_length,
+        "truncated_fraction": parts.truncated_fraction,
+        "init": config.model,
+        "num_encoder_parameters": sum(weight.numel() for weight in model.encoder.parameters()),
+        "has_pairs": task.train.pairs is not None,
+        "optimizer": optimizer.name,
+        "lr": optimizer.lr,
+        "weight_decay": optimizer.weight_decay,
+        "batch_size": settings.rows_per_step,
+        "max_epochs": settings.max_epochs,
+        "versions": {name: version(name) for name in ("mlm", "torch")},
+    }
+    if "" in task.scored:
+        summary["selection_metrics"] = scores_of(task, task.validation, logits)
+    if task.label_type != "regression":
+        summary |= counts_of_classes(task.labels, examples.labels, reported)
+    if task.label_type == "classification" and len(task.labels) <= MAX_SHOWN_CLASSES:
+        predictions, number = reported.argmax(1), len(task.labels)
+        summary["confusion"] = confusion_matrix(examples.labels, predictions, number).tolist()
+    if parts.test:
+        summary |= _report_test(data, model, folder, predict(examples=parts.test))
+    facts = {name: summary[name] for name in CARD_FACTS} | metrics
+    # The tokenizer is that of the model, or the one chosen for random weights.
+    start = Path(str(config.tokenizer if config.model == SCRATCH else config.model))
+    start = start.parent if start.is_file() else start
+    save_pretrained(
+        folder / "model",
+        model,
+        data.tokenizer,
+        model_max_length=config.data.max_length or longest_row(start, model.config) or parts.max_length,
+        card=model_card(title or str(config.name), model.config, facts, model.classifier_config),
+        rows=arguments(model, parts.validation[np.arange(min(len(parts.validation), CHECKED))]),
+        start=start,
+    )
+    from mlm.training.plots import plot_confusion, plot_epochs  # loads matplotlib
+
+    plot_epochs(progress.epochs, folder / "plots" / "epochs.png")
+    if counts := summary.get("confusion"):
+        plot_confusion(np.array(counts), task.labels, folder / "plots" / "confusion.png")
+        rows = [[label, *row] for label, row in zip(task.labels, counts, strict=True)]
+        columns, picture = ["class", *task.labels], folder / "plots" / "confusion.png"
+        track_table(trainer.loggers if trainer else [], "confusion", columns, rows, picture)
+    write_json(folder / SUMMARY, summary)
+    warn_of_failure(summary)
+    if title is None:
+        print(_finetuning_message(config, folder, summary))
+    else:  # a part of a suite, which will show all in one table
+        log.info("%s: %s", title, ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+
+
+def _selection(config: FinetuneConfig, task: LabelledTask, scores: dict[str, float], number: int) -> str:
+    """Return in words how the epoch was chosen, by `scores` and among `number` epochs."""
+    most = config.trainer.max_epochs
+    if config.trainer.keep == "last":
+        return "last epoch"
+    best = f"best epoch by {next(iter(scores))} on {task.validation_is if '' in task.scored else 'them'}"
+    return best if number == most else f"{best}, stopped early after {number} of {most} epochs"
+
+
+def _report_test(
+    data: FinetuneDataModule, model: Any, folder: Path, logits: npt.NDArray[np.float64]
+) -> dict[str, Any]:
+    """Write the predictions of the test examples; return facts about them."""
+    test, path = data.parts.test, folder / "test_predictions.csv"
+    assert test is not None, "they were predicted"
+    ids = map(str, range(1, len(test) + 1))
+    write_predictions(path, ids, logits, model.classifier_config, data.config.data.label_separator)
+    facts: dict[str, Any] = {"test_predictions": str(path), "num_test_examples": len(test)}
+    if test.labels is not None:
+        facts["test_metrics"] = task_metrics(data.task.label_type, test.labels, logits)
+    return facts
+
+
+def warn_of_failure(summary: dict[str, Any]) -> None:
+    """Warn of a run that taught nothing, which scores may hide, and of validation examples of one class."""
+    if failed := summary["failed"]:
+        named = [label for label, count in summary.get("predicted_counts", {}).items() if count]
+        same = failed in SAME_ANSWER.values() and summary["label_type"] != "regression"
+        answer = f": {', '.join(named) or 'none'}" if same else ""
+        hint = "the learning rate may be too high, the epochs too few, or the encoder hardly trained"
+        log.warning("%s%s; %s", failed, answer, hint)
+    there = [label for label, count in summary.get("examples_counts", {}).items() if count]
+    if len(there) == 1 and summary["label_type"] == "classification":
+        text = "all validation examples are of one class, %s: correlations are 0 there by definition"
+        log.warning(text, there[0])
+
+
+def _score_lines(scores: dict[str, float], summary: dict[str, Any]) -> list[str]:
+    """Return a line for each score; the F1 of two classes says of which one it is."""
+    names = {name: f"f1 of {summary['labels'][1]}" if name == "f1" else name for name in scores}
+    return [f"  {names[name]:22}{value:8.4f}" for name, value in scores.items()]
+
+
+def _finetuning_message(config: FinetuneConfig, folder: Path, summary: dict[str, Any]) -> str:
+    """Return the scores of the run, the places of its files, and the next commands."""
+    epochs = "1 epoch" if summary["num_epochs"] == 1 else f"{summary['num_epochs']} epochs"
+    rate = f"{summary['train_examples_per_second']:,.0f} examples/s"
+    examples = f"{summary['num_validation_examples']:,} examples ({summary['validation_examples']})"
+    lines = [
+        f"\n{config.name}: task {summary['task']}, {epochs} in {_duration(summary['elapsed_s'])}, {rate}\n",
+        f"validation      {examples}; {summary['selection']}",
+        *_score_lines(summary["metrics"], summary),
+    ]
+    if len(summary.get("labels", [])) <= MAX_SHOWN_CLASSES:
+        lines += class_table(summary)
+    if "test_metrics" in summary:
+        lines.append(f"\ntest            {summary['num_test_examples']:,} examples")
+        lines += _score_lines(summary["test_metrics"], summary)
+    cut = f"{summary['truncated_fraction']:.1%} of the texts are cut"
+    lines += [
+        "",
+        f"longest text    {summary['max_length']} tokens; {cut}",
+        f"started from    {config.model}",
+        f"model           {summary['model_dir']}",
+        f"epochs          {folder / METRICS}, {folder / 'plots'}",
+    ]
+    if "test_predictions" in summary:
+        lines.append(f"predictions     {summary['test_predictions']}")
+    data = config.data
+    pair = data.text_pair_column or ("YOUR_SECOND_COLUMN" if summary["has_pairs"] else None)
+    columns = _flag("text_column", data.text_column, "text") + _flag("text_pair_column", pair, None)
+    label = _flag("label_column", data.label_column, "label")
+    model = f"--model {shlex.quote(summary['model_dir'])}"
+    lines += [
+        "\nnext",
+        f"  label texts     mlm predict {model} --input YOUR_TEXTS.csv --output labels.csv{columns}",
+        f"  score others    mlm evaluate {model} --input YOUR_LABELLED.csv{columns}{label}",
+    ]
+    return "\n".join(lines)
+
+
+def _flag(name: str, value: str | None, default: str | None) -> str:
+    return "" if value in (None, default) else f" --{name} {shlex.quote(str(value))}"
