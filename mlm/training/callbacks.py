@@ -47,6 +47,7 @@ class Clock(StepCallback):
     """Measures time and waiting; first in the list, so that the others see the new numbers."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        """Start counting where the earlier run stopped."""
         super().on_train_start(trainer, module)
         self.restart(module.progress)
 
@@ -56,6 +57,7 @@ class Clock(StepCallback):
         self._waited_s = 0.0
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Read the clock."""
         before, loader = module.progress.elapsed_s, trainer.train_dataloader
         assert isinstance(loader, TrainingLoader)
         seconds, waited_s = self.now(module.progress) - before, loader.waited_s - self._waited_s
@@ -90,6 +92,7 @@ class Validation(StepCallback):
         self.clock.restart(progress)
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Score if it is time, or if this was the last step."""
         progress, start = module.progress, time.monotonic()
         if progress.step % self.every == 0 or trainer.should_stop:
             progress.last, progress.validated_at = self._score(trainer, module), progress.step
@@ -166,6 +169,7 @@ class Budget(StepCallback):
         return text.format(warmup, planned) if warmup > planned else None
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Plan once the throughput is known; stop where a bound is reached."""
         progress = module.progress
         done = progress.step
         if done >= self._next_sync:
@@ -249,6 +253,7 @@ class SkippedSteps(StepCallback):
         self._unread: list[tuple[Tensor, int, float, int]] = []
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        """Remember the rows of the first step."""
         super().on_train_start(trainer, module)
         self._rows_before = module.progress.rows
 
@@ -307,6 +312,7 @@ class CheckpointSaver(StepCallback):
         self.folder, self.config, self.save_every, self.clock = folder, config, save_every, clock
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Save if it is time, then remove the older checkpoints."""
         progress = module.progress
         step, best = progress.step, {step for _, step in progress.best}
         due = step % self.save_every == 0 or self._is_permanent(step)

@@ -131,6 +131,7 @@ class StepDataModule(pl.LightningDataModule):
         return np.array_split(rows, self.trainer.world_size * self.passes)[first : first + self.passes]
 
     def module(self) -> Any:
+        """Return the module that is trained or validated."""
         return self.trainer.lightning_module
 
 
@@ -153,13 +154,16 @@ class PretrainDataModule(StepDataModule):
         self._order = TrainingSampler(self.num_rows, self.config.seed, size, size, parts=corpus.train.parts)
 
     def prepare_data(self) -> None:
+        """Read, tokenize and pack the text, on one process per machine."""
         self.setup("")
 
     def setup(self, stage: str) -> None:
+        """Open the prepared text."""
         if not hasattr(self, "corpus"):
             self._set_corpus(prepare_text(self.config))
 
     def step_rows(self, step: int, rows: int) -> Ints:
+        """Return the row numbers of the optimizer step that begins after `rows` rows."""
         return self._order.rows(self._index(rows)).rows
 
     def _epoch_end(self, rows: int) -> int:
@@ -172,6 +176,7 @@ class PretrainDataModule(StepDataModule):
         return np.arange(rows, end if self.module().managed else min(end, self._epoch_end(rows)))
 
     def num_tokens(self, rows: Ints) -> int:
+        """Return the tokens of some rows, padding excluded."""
         return self.corpus.train.num_tokens(rows)
 
     def _training_batches(self) -> DataLoader[MaskedBatch]:
@@ -283,6 +288,7 @@ class FinetuneDataModule(StepDataModule):
         """The newest epoch that was asked for, and its batches."""
 
     def setup(self, stage: str) -> None:
+        """Read and tokenize the task."""
         if hasattr(self, "parts"):
             return
         config = self.config
@@ -305,6 +311,7 @@ class FinetuneDataModule(StepDataModule):
         log.info("the longest example has %d tokens, the mean of training is %.0f", longest, mean)
 
     def step_rows(self, step: int, rows: int) -> Ints:
+        """Return the examples of an optimizer step."""
         epoch, number = divmod(step, self.steps_per_epoch)
         if epoch != self._batches[0]:
             self._batches = epoch, self._batches_of(epoch)
@@ -315,6 +322,7 @@ class FinetuneDataModule(StepDataModule):
         return batches_by_length(self.parts.train.lengths, size, self.config.seed, epoch)
 
     def num_tokens(self, rows: Ints) -> int:
+        """Return the tokens of some examples, padding excluded."""
         return int(self.parts.train.lengths[rows].sum())
 
     def _training_batches(self) -> Iterator[LabelledBatch]:

@@ -164,6 +164,7 @@ class StepModule(pl.LightningModule):
         return self.progress.rows, number, self.global_rank
 
     def attach(self, model: nn.Module) -> None:
+        """Train this model."""
         self.model = model
         self.hparams["model"] = self.describe_model()
 
@@ -268,6 +269,7 @@ class StepModule(pl.LightningModule):
         return int(steps) if math.isfinite(steps) and steps > 0 else UNPLANNED_STEPS
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Build the optimizer."""
         optimizer = self.build_optimizer()
         self._constants = [{**group, "params": None} for group in optimizer.param_groups]
         return optimizer
@@ -316,6 +318,7 @@ class StepModule(pl.LightningModule):
         self.log_dict(shown, prog_bar=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add counters and identity."""
         checkpoint["progress"], checkpoint["identity"] = asdict(self.progress), self.identity
         if self.managed:
             checkpoint["global_step"] = self.progress.step
@@ -341,11 +344,13 @@ class StepCallback(pl.Callback):
     _seen = 0
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        """Remember where the run (re)starts."""
         self._seen = module.progress.step
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Pass on the end of a micro-batch that ended an optimizer step."""
         if module.progress.step > self._seen:
             self._seen = module.progress.step
             self.on_step_end(trainer, module)

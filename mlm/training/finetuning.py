@@ -72,6 +72,7 @@ class FinetuneModule(StepModule):
         self._unread: list[tuple[Tensor, Tensor]] = []
 
     def build_model(self) -> SequenceClassifier:
+        """Build the model from its shape, or for the task."""
         if self.hparams["model"] is None:
             data: FinetuneDataModule = self.data()
             return build_model(self.config, data.task, data.tokenizer)
@@ -82,10 +83,12 @@ class FinetuneModule(StepModule):
         return SequenceClassifier(from_plain(ModelConfig, shapes["encoder"]), classifier)
 
     def describe_model(self) -> dict[str, Any]:
+        """Return the shapes of encoder and classifier in plain values."""
         model = self.model
         return {"encoder": to_plain(model.config), "classifier": to_plain(model.classifier_config)}
 
     def identify(self, data: FinetuneDataModule) -> dict[str, Any]:
+        """Return the facts that a run and its checkpoints must share, in plain values."""
         config, task = self.config, data.task
         return {
             "task": task.name,
@@ -115,6 +118,7 @@ class FinetuneModule(StepModule):
         return loss, divisor.reshape(1)
 
     def dropout_key(self, number: int) -> tuple[int, ...]:
+        """Return the seed of dropout in pass `number` of the run on this rank."""
         return (number, self.global_rank) if self.global_rank else (number,)
 
     def on_step_loss(self, loss_sum: Tensor, divisor: Tensor) -> None:
@@ -129,10 +133,12 @@ class FinetuneModule(StepModule):
         self.progress.epoch_loss, self._unread = (loss_sum, divisor), []
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add counters, with the loss of the epoch so far, and identity."""
         self._read_epoch_loss()
         super().on_save_checkpoint(checkpoint)
 
     def build_optimizer(self) -> torch.optim.Optimizer:
+        """Build the optimizer, with layer-wise decay of the learning rate if configured."""
         settings, num_layers = self.config.optimizer, self.model.config.num_hidden_layers
         return build_optimizer(self.model, settings, layer_decay(settings.layer_decay, num_layers))
 
@@ -151,6 +157,7 @@ class FinetuneModule(StepModule):
         return {"loss": loss, **scores_of(data.task, data.task.validation, self.logits)}
 
     def rank_of(self, scores: dict[str, float]) -> float:
+        """Rank epochs by their first score, of which the highest is the best."""
         return -next(value for name, value in scores.items() if name != "loss")
 
     def on_validated(self, trainer: pl.Trainer) -> None:
@@ -173,6 +180,7 @@ class FinetuneModule(StepModule):
     def save_results(
         self, data: FinetuneDataModule, folder: Path, reason: str, kept: int, trainer: pl.Trainer | None
     ) -> None:
+        """Save the results of the run; of a part of a suite, remove the checkpoints."""
         is_current = kept == self.progress.step == self.progress.validated_at
         finish_finetuning(self, data, folder, kept, self.logits if is_current else None, trainer, self.title)
         if self.title is not None:  # a part of a suite: of many runs, checkpoints would fill the disk

@@ -62,15 +62,18 @@ class GracefulStop(StepCallback):
         self._asked: tuple[Tensor, torch.cuda.Event] | None = None
 
     def setup(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
+        """Install the handlers, and switch off Lightning's question to all ranks."""
         self._alone = trainer.world_size == 1
         # Lightning would ask all ranks for SIGTERM in each batch, and wait for the GPU's answer.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         self._install()
 
     def on_fit_start(self, trainer: pl.Trainer, module: Any) -> None:
+        """Block the signals while Lightning installs its handler."""
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        """Replace Lightning's handler by ours."""
         super().on_train_start(trainer, module)
         self._install()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -103,6 +106,7 @@ class GracefulStop(StepCallback):
             self.signal = self._received
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Stop all ranks together as soon as one received a signal."""
         number = self._received or 0
         if not self._alone:
             received = torch.full((), float(number), device=module.device)
@@ -140,6 +144,7 @@ class KeepFreedMemory(StepCallback):
     has_stepped = False
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
+        """Begin before a checkpoint's moments are loaded."""
         map_large_blocks()
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
@@ -148,10 +153,12 @@ class KeepFreedMemory(StepCallback):
         keep_freed_memory()
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        """Separate the memory that the first optimizer step creates."""
         if batch_idx == 0:
             map_large_blocks()
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Keep freed memory from the end of the first optimizer step on."""
         if not self.has_stepped:
             keep_freed_memory()
             self.has_stepped = True
@@ -186,6 +193,7 @@ class BusyCores(StepCallback):
     """Warns once that other programs use the cores on which torch's threads wait for each other."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        """Start watching, where threads wait and the user has not decided how."""
         super().on_train_start(trainer, module)
         threads = torch.get_num_threads()
         self._threads = threads * trainer.num_devices

@@ -64,14 +64,17 @@ class PretrainModule(StepModule):
         self.scores = MaskedLMScores()
 
     def build_model(self) -> MaskedLM:
+        """Build the model from its resolved shape, or for the data."""
         if self.hparams["model"] is not None:
             return MaskedLM(from_plain(ModelConfig, self.hparams["model"]))
         return build_model(self.config, self.trainer.datamodule.corpus)  # type: ignore[attr-defined]
 
     def describe_model(self) -> dict[str, Any]:
+        """Return the resolved shape in plain values."""
         return dict(to_plain(self.model.config))
 
     def identify(self, data: PretrainDataModule) -> dict[str, Any]:
+        """Return the facts that a run and its checkpoints must share, in plain values."""
         config, corpus = self.config, data.corpus
         rows = ("seq_len", "packing", "validation_fraction", "max_validation_tokens", "deduplicate")
         return {
@@ -101,23 +104,28 @@ class PretrainModule(StepModule):
         return dict(zip(MASKING_COLUMNS, shares, strict=True))
 
     def build_optimizer(self) -> torch.optim.Optimizer:
+        """Build the optimizer."""
         return build_optimizer(self.model, self.config.optimizer)
 
     def validation_step(self, batch: MaskedBatch, batch_idx: int) -> None:
+        """Score one batch of held-out rows."""
         logits = self.model(batch["input_ids"], batch["attention_mask"], batch["masked_positions"])
         self.scores.update(logits, batch["labels"])
 
     def compute_validation(self) -> dict[str, float]:
+        """Return loss, perplexity and accuracy of the masked tokens."""
         scores = {name: float(value) for name, value in self.scores.compute().items() if name != "num_masked"}
         self.scores.reset()
         return scores
 
     def rank_of(self, scores: dict[str, float]) -> float:
+        """Rank validations by their loss."""
         return scores["loss"]
 
     def save_results(
         self, data: PretrainDataModule, folder: Path, reason: str, kept: int, trainer: pl.Trainer | None
     ) -> None:
+        """Save the results of the run."""
         finish_pretraining(self, data.corpus, folder, reason, kept)
 
 

@@ -59,6 +59,7 @@ class MetricsTable(StepCallback):
                 self._add(module)
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Note the numbers of this step."""
         if trainer.is_global_zero:
             self._add(module)
             if len(self._rows) >= FLUSH_EVERY:
@@ -130,6 +131,7 @@ class ProgressBar(StepCallback):
     """Shows loss, tokens per second and the time left."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        """Open the bar."""
         super().on_train_start(trainer, module)
         progress = module.progress
         self._bar = tqdm(
@@ -144,6 +146,7 @@ class ProgressBar(StepCallback):
         self._started = progress.tokens, progress.elapsed_s
 
     def on_step_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Move the bar."""
         progress = module.progress
         self._bar.total = progress.planned_steps
         if progress.step % FLUSH_EVERY == 0 or trainer.should_stop:
@@ -156,8 +159,10 @@ class ProgressBar(StepCallback):
         self._bar.update(progress.step - self._bar.n)
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
+        """Close the bar, so that the message has a line of its own."""
         self.teardown(trainer, module, "fit")  # so that the message has a line of its own
 
     def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
+        """Close the bar."""
         if hasattr(self, "_bar"):
             self._bar.close()

@@ -167,6 +167,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
+        """Write `checkpoint` to `path`."""
         self.failure, target = None, Path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

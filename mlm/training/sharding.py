@@ -67,29 +67,36 @@ class ShardedStrategy(ModelParallelStrategy):
 
     @property
     def lightning_restore_optimizer(self) -> bool:
+        """Whether Lightning asks for the optimizer state: as with any other strategy."""
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return whole weights."""
         assert self.lightning_module is not None
         return {name: whole(value) for name, value in self.lightning_module.state_dict().items()}
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the whole state of an optimizer, in its own format."""
         inner = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
         return dict(apply_to_collection(inner.state_dict(), DTensor, whole))
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write one file, on the first process."""
         Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read the file; every process reads it for itself."""
         return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Divide the weights of the checkpoint."""
         assert self.lightning_module is not None
         mine = self.lightning_module.state_dict()
         state = {name: _like(value, mine.get(name)) for name, value in checkpoint["state_dict"].items()}
         self.lightning_module.load_state_dict(state, strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Divide the optimizer state of the checkpoint."""
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             divided = {
