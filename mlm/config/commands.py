@@ -15,6 +15,7 @@ from mlm.config.errors import require, require_defaults
 from mlm.config.model import ModelConfig
 from mlm.config.schema import Encoding, NonNegative, Positive, RowLength, Separator, UserPath, rule, schema
 from mlm.config.training import (
+    CardConfig,
     LoggingConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -79,6 +80,8 @@ class PretrainConfig(RunConfig):
     """Budget, batch and devices."""
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     """Where metrics go."""
+    card: CardConfig = field(default_factory=CardConfig)
+    """Model card."""
 
     def __post_init__(self) -> None:
         self.model.check_fit(0, self.data.seq_len)

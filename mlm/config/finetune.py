@@ -31,6 +31,7 @@ from mlm.config.schema import (
 )
 from mlm.config.training import (
     BaseTrainerConfig,
+    CardConfig,
     LoggingConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -304,6 +305,8 @@ class FinetuneConfig(RunConfig):
     """Epochs, batch and device."""
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     """Where metrics go."""
+    card: CardConfig = field(default_factory=CardConfig)
+    """Model card."""
 
     def __post_init__(self) -> None:
         self.task = _plain_tasks(self.task)

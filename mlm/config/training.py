@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
 from mlm.config.errors import require
@@ -181,3 +182,15 @@ class LoggingConfig:
     """Weights & Biases; auto: $WANDB_MODE, else online when logged in, else offline in the run folder."""
     project: str | None = None
     """Weights & Biases project; null: $WANDB_PROJECT, else mlm."""
+
+
+@schema("card.")
+class CardConfig:
+    """Model card."""
+
+    license: str | None = None
+    """Licence of the model by its SPDX name, such as apache-2.0; null: not stated."""
+    language: list[str] = field(default_factory=list)
+    """Languages of the text by their codes: en,de."""
+    datasets: list[str] = field(default_factory=list)
+    """Data sets by their names on the Hugging Face hub."""

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mlm.config.errors import InputError
 from mlm.config.model import ClassifierConfig, ModelConfig
+from mlm.config.training import CardConfig
 from mlm.files import recover, replacing, shorten
 from mlm.hub.families import OWN, architecture_of, family_of, missing_counterparts
 from mlm.hub.family import Family, Json
@@ -279,11 +280,14 @@ def model_card(
     facts: Mapping[str, object],
     classifier: ClassifierConfig | None = None,
     start: str | None = None,
+    options: CardConfig | None = None,
+    metrics: Mapping[str, float] | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> str:
     """Return the card of a model folder as Markdown, in the form that the Hugging Face hub shows.
 
     It is published with the model, so give it no local paths. `facts` are about training; `start` is the
-    model of the hub that training began from, see `pinned_name`.
+    model of the hub that training began from, see `pinned_name`; `metrics` are scores on `facts["task"]`.
     """
     architecture = architecture_of(model_config, classifier)
     example = _OWN_EXAMPLE if architecture in (OWN.architecture, OWN.classifier) else _STOCK_EXAMPLE
@@ -297,8 +301,21 @@ def model_card(
     if start:
         front.append(f"base_model: {start.partition('@')[0]}")
         facts = {"started from": start, **facts}
+    chosen = {name: value for name, value in vars(options or CardConfig()).items() if value}
+    front += [f"{name}: {json.dumps(value)}" for name, value in chosen.items()]
+    if metrics:
+        data = json.dumps(str(facts.get("task", "own data")))
+        scores = [{"type": name, "value": round(value, 6)} for name, value in metrics.items()]
+        where = f"task: {{type: {task}}}, dataset: {{name: {data}, type: {data}}}"
+        results = f"{{{where}, metrics: {json.dumps(scores)}}}"
+        front += ["model-index:", f"- {{name: {json.dumps(title)}, results: [{results}]}}"]
+    use = f"```python\n{example.format(architecture=architecture)}\n```"
+    if tokenizer:
+        case = "folded" if _folds_case(tokenizer) else "kept"
+        use += f"\n\nUpper and lower case are {case}. Inputs longer than the tokenizer's `model_max_length` "
+        use += "must be cut: `tokenizer(text, truncation=True)`, or `pipeline(...)(text, truncation=True)`."
     sections = {
-        "Use": f"```python\n{example.format(architecture=architecture)}\n```",
+        "Use": use,
         "Training": _table(("fact", "value"), facts),
         "Architecture": _table(("field", "value"), asdict(model_config)),
         "Parameters": _table(("part", "parameters"), parameters),
@@ -306,6 +323,10 @@ def model_card(
     body = "\n\n".join(f"## {heading}\n\n{text}" for heading, text in sections.items())
     intro = f"A BERT-style encoder ({architecture}), {how}."
     return "\n".join(["---", *front, "---", "", f"# {title}", "", intro, "", body, ""])
+
+
+def _folds_case(tokenizer: Tokenizer) -> bool:
+    return tokenizer.normalizer is not None and tokenizer.normalizer.normalize_str("A") == "a"
 
 
 def _table(header: tuple[str, str], rows: Mapping[str, object]) -> str:

@@ -326,7 +326,10 @@ class StepModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the counters; refuse a checkpoint of another model, tokenizer or data."""
         theirs = checkpoint.get("identity", {})
-        differing = [name for name, mine in self.identity.items() if theirs.get(name) != mine]
+        # Checkpoints of an earlier version do not say from which commit of the hub they started.
+        old = {"started_from"} - theirs.keys()
+        known = {name: mine for name, mine in self.identity.items() if name not in old}
+        differing = [name for name, mine in known.items() if theirs.get(name) != mine]
         if differing:
             texts = (f"{name} is {self.identity[name]}, not {theirs.get(name)}" for name in differing)
             text = " (the text differs)" if "corpus" in differing else ""

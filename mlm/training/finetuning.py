@@ -42,6 +42,7 @@ from mlm.training.processes import enter_run
 from mlm.training.results import finish_finetuning, scores_of
 from mlm.training.run import restore, run_training
 from mlm.training.run_folder import run_folder
+from mlm.training.summary import started_from
 from mlm.training.tracking import pretraining_run, resolve_tracking
 
 WIDE, HIGH_RATE = 512, 1e-4
@@ -98,6 +99,7 @@ class FinetuneModule(StepModule):
             "seed": config.seed,
             "trainer.batch_size": config.trainer.rows_per_step,
             "optimizer.name": config.optimizer.name,
+            **started_from(config.model),
             **{f"model.{name}": value for name, value in to_plain(self.model.config).items()},
         }
 

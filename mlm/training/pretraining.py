@@ -36,9 +36,9 @@ from mlm.tokenizer import added_pieces, load_tokenizer, num_ids, tokenizer_diges
 from mlm.training.datamodule import PretrainDataModule, prepare_text
 from mlm.training.engine import StepModule
 from mlm.training.processes import enter_run
-from mlm.training.results import finish_pretraining, provenance
 from mlm.training.run import restore, run_training
 from mlm.training.run_folder import Checkpoint, find_checkpoint, open_checkpoint, run_folder
+from mlm.training.summary import finish_pretraining, provenance, started_from
 from mlm.training.tracking import resolve_tracking
 
 MUST_AGREE = ("model.", "tokenizer", "optimizer.")
@@ -84,6 +84,7 @@ class PretrainModule(StepModule):
             "weights": [[part.num_rows, part.per_block] for part in corpus.train.parts] or None,
             "seed": config.seed,
             "optimizer.name": config.optimizer.name,
+            **started_from(config.init),
             **{f"data.{name}": getattr(config.data, name) for name in rows},
             **{f"model.{name}": value for name, value in to_plain(self.model.config).items()},
         }

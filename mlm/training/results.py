@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import shlex
 from collections.abc import Sequence
 from functools import partial
@@ -16,41 +15,28 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-import mlm
-from mlm.config.commands import PretrainConfig
 from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.model import LabelType
-from mlm.data.collate import build_masking
-from mlm.data.corpus import Corpus
 from mlm.data.labelled import Examples, LabelledTask
 from mlm.evaluation.commands import write_predictions
 from mlm.evaluation.metrics import (
     class_table,
     confusion_matrix,
     counts_of_classes,
-    frozen_batches,
     predicted,
-    score_batches,
     task_metrics,
 )
 from mlm.evaluation.predictor import arguments, predict_logits
 from mlm.files import write_json
 from mlm.hub.pretrained import longest_row
 from mlm.hub.saving import model_card, save_pretrained
-from mlm.launch import command_for
 from mlm.model.loss import summed_label_loss
-from mlm.plan import count_parameters
-from mlm.tokenizer import tokenizer_digest
 from mlm.training.datamodule import FinetuneDataModule
-from mlm.training.engine import Progress, StepModule
-from mlm.training.reporting import read_metrics
-from mlm.training.run_folder import METRICS, SUMMARY, git_commit, resume_command
-from mlm.training.tracking import track_table, tracked_folders
+from mlm.training.engine import StepModule
+from mlm.training.run_folder import METRICS, SUMMARY
+from mlm.training.summary import duration, started_from
+from mlm.training.tracking import track_table
 
-SCORED_ROWS = 32
-"""Held-out rows a pass where no Trainer says how many fit."""
-WORSE = 0.02
-"""Nats of validation loss, above the noise of frozen masks, from which a model counts as worse."""
 CHECKED = 4
 """Held-out rows or examples on which the saved model is compared with the trained one."""
 SAME_ANSWER: dict[LabelType, str] = {
@@ -68,117 +54,6 @@ MAX_SHOWN_CLASSES = 20
 """With more classes, the table by class stays in summary.json, and there is no confusion matrix."""
 
 log = logging.getLogger(__name__)
-
-
-def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason: str, kept: int) -> None:
-    """Save model, curves and summary, and print it; `kept` is the step of the weights."""
-    config, model, progress = module.config, module.model, module.progress
-    assert progress.first, "a run begins with a validation"
-    if progress.validated_at != kept:  # an earlier model, or stopped by a signal before its validation
-        masking = build_masking(config.masking, config.masking.validation_mask_rate, corpus.tokenizer)
-        size = min(config.trainer.rows_per_step, SCORED_ROWS)
-        batches = frozen_batches(corpus.validation, masking, size)
-        progress.last = score_batches(model.eval(), batches, next(model.parameters()).device, sync=False)
-    assert progress.last, "and ends with one"
-    loss, step = progress.lowest or (math.inf, 0)
-    if progress.last["loss"] > loss + WORSE:
-        passes = (kept - step) / -(-len(corpus.train) // config.trainer.rows_per_step)
-        log.warning(
-            f"the saved model (loss {progress.last['loss']:.3f} at step {kept}) is worse than that of step "
-            f"{step} (loss {loss:.3f}), {passes:.1f} passes over the text before: take --trainer.keep best, "
-            "a lower --optimizer.lr, fewer steps, more text"
-        )
-    summary = {
-        "loss_first": progress.first["loss"],
-        "val_loss": progress.last["loss"],
-        "val_perplexity": progress.last["perplexity"],
-        "val_masked_accuracy": progress.last["masked_accuracy"],
-        "unigram_entropy": corpus.unigram_entropy,
-        "sources": corpus.store.sources,
-        **provenance(corpus),
-        "vocab_size": corpus.tokenizer.get_vocab_size(),
-        "num_parameters": sum(count_parameters(model.config).values()),
-        "steps": progress.step,
-        "saved_step": kept,
-        "skipped_steps": progress.skipped,
-        "best": [{"step": step, "val_loss": loss} for loss, step in progress.best],
-        "tokens": progress.tokens,
-        "elapsed_s": progress.elapsed_s,
-        "tokens_per_second": progress.tokens / progress.elapsed_s,
-        "model_dir": str(folder / "model"),
-        "stopped_by": reason,
-        **({"branch": config.branch} if config.branch else {}),
-    }
-    # A folder of this machine means nothing to a reader of the card.
-    facts = {name: summary[name] for name in summary if name not in ("model_dir", "branch", "best")}
-    facts["sources"] = ", ".join(Path(source.path).name for source in config.data.sources)
-    start, rows = folder / "tokenizer" if config.init else None, corpus.validation
-    # The first document of a row, as a model that knows nothing of packing gets it.
-    ids, documents = rows.render(np.arange(min(len(rows), CHECKED)))
-    mask = torch.from_numpy(documents == 1)
-    save_pretrained(
-        folder / "model",
-        model,
-        corpus.tokenizer,
-        model_max_length=(start and longest_row(start, model.config)) or config.data.seq_len,
-        card=model_card(str(config.name), model.config, facts),
-        rows={
-            "input_ids": torch.from_numpy(ids).where(mask, rows.special.pad),
-            "attention_mask": mask.long(),
-        },
-        start=start,
-    )
-    from mlm.training.plots import plot_losses  # loads matplotlib
-
-    plot_losses(read_metrics(folder / METRICS), folder / "plots" / "loss.png", corpus.unigram_entropy)
-    write_json(folder / SUMMARY, summary)
-    print(_pretraining_message(config, folder, summary, progress))
-
-
-def provenance(corpus: Corpus) -> dict[str, str | None]:
-    """Return the origins of a run: the token store, the vocabulary, and the commit of the code."""
-    return {
-        "token_store": corpus.store.folder.name,
-        "tokenizer_digest": tokenizer_digest(corpus.tokenizer),
-        "git_commit": git_commit(Path(mlm.__file__).parent),
-    }
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s"
-
-
-def _pretraining_message(
-    config: PretrainConfig, folder: Path, summary: dict[str, Any], progress: Progress
-) -> str:
-    """Return the scores of the run, the places of its files, and the next commands."""
-    first, last = progress.first or {}, progress.last or {}
-    model, quoted = summary["model_dir"], shlex.quote(summary["model_dir"])
-    duration, (offline, online) = _duration(summary["elapsed_s"]), tracked_folders(folder)
-    tracked = str(online[-1]) if online else "none (logging.wandb=disabled)"
-    if offline:  # a resumed run has several, which belong together
-        tracked = f"{offline[-1]}  (upload: {shlex.join(['wandb', 'sync', *map(str, offline)])})"
-    return f"""
-{config.name}: {summary["steps"]:,} steps in {duration}, ended by {summary["stopped_by"]}
-
-validation           start        end
-  loss          {first["loss"]:10.3f} {last["loss"]:10.3f}   (ln V {math.log(summary["vocab_size"]):.3f}, \
-word counts alone {summary["unigram_entropy"]:.3f})
-  perplexity    {first["perplexity"]:10,.1f} {last["perplexity"]:10,.1f}
-  accuracy      {first["masked_accuracy"]:10.1%} {last["masked_accuracy"]:10.1%}   (masked tokens)
-
-tokens seen     {summary["tokens"]:,} at {summary["tokens_per_second"]:,.0f} tokens/s
-model           {model}  ({summary["num_parameters"]:,} parameters, of step {summary["saved_step"]:,})
-curves          {folder / "plots" / "loss.png"}, {folder / METRICS}
-tracked run     {tracked}
-
-next
-  fill a mask     mlm fill-mask --model {quoted} "the [MASK] of the function"
-  evaluate        mlm evaluate --model {quoted} --data.sources YOUR_TEXT.txt
-  fine-tune       {command_for("finetune.py")} --model {quoted}
-  train longer    {resume_command(config)} --trainer.max_steps {2 * summary["steps"]}
-  your own text   {command_for("train.py")} --data.sources YOUR_FOLDER"""
 
 
 def scores_of(
@@ -255,6 +130,7 @@ def finish_finetuning(
         "max_length": parts.max_length,
         "truncated_fraction": parts.truncated_fraction,
         "init": config.model,
+        **started_from(config.model),
         "num_encoder_parameters": sum(weight.numel() for weight in model.encoder.parameters()),
         "has_pairs": task.train.pairs is not None,
         "optimizer": optimizer.name,
@@ -274,6 +150,8 @@ def finish_finetuning(
     if parts.test:
         summary |= _report_test(data, model, folder, predict(examples=parts.test))
     facts = {name: summary[name] for name in CARD_FACTS} | metrics
+    # Examples were cut where the encoder ends, if nowhere before.
+    longest = config.data.max_length or model.config.max_position_embeddings
     # The tokenizer is that of the model, or the one chosen for random weights.
     start = Path(str(config.tokenizer if config.model == SCRATCH else config.model))
     start = start.parent if start.is_file() else start
@@ -281,8 +159,17 @@ def finish_finetuning(
         folder / "model",
         model,
         data.tokenizer,
-        model_max_length=config.data.max_length or longest_row(start, model.config) or parts.max_length,
-        card=model_card(title or str(config.name), model.config, facts, model.classifier_config),
+        model_max_length=longest or longest_row(start, model.config) or parts.max_length,
+        card=model_card(
+            title or str(config.name),
+            model.config,
+            facts,
+            model.classifier_config,
+            summary.get("started_from"),
+            config.card,
+            metrics,
+            data.tokenizer,
+        ),
         rows=arguments(model, parts.validation[np.arange(min(len(parts.validation), CHECKED))]),
         start=start,
     )
@@ -351,7 +238,7 @@ def _finetuning_message(config: FinetuneConfig, folder: Path, summary: dict[str,
     rate = f"{summary['train_examples_per_second']:,.0f} examples/s"
     examples = f"{summary['num_validation_examples']:,} examples ({summary['validation_examples']})"
     lines = [
-        f"\n{config.name}: task {summary['task']}, {epochs} in {_duration(summary['elapsed_s'])}, {rate}\n",
+        f"\n{config.name}: task {summary['task']}, {epochs} in {duration(summary['elapsed_s'])}, {rate}\n",
         f"validation      {examples}; {summary['selection']}",
         *_score_lines(summary["metrics"], summary),
     ]

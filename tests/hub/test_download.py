@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import huggingface_hub
@@ -123,3 +124,22 @@ def test_failed_request_changes_no_setting_for_later_ones(commits):
 @pytest.mark.network
 def test_tiny_model_of_the_hub_is_read(tmp_path):
     assert load_masked_lm("prajjwal1/bert-tiny").config.hidden_size == 128
+
+
+def test_a_run_records_the_commit_it_started_from(commits, tmp_path):
+    rows = [f"the {word} waits {number},{word}" for number in range(20) for word in ("lamp", "boat")]
+    (tmp_path / "train.csv").write_text("text,label\n" + "\n".join(rows))
+    words = ["--data.train", "train.csv", "--trainer.max_epochs", "1", "--logging.wandb", "disabled"]
+    assert main(["finetune", "--model", "owner/tiny@v1", "--name", "one", *words]) == 0
+    pinned = f"owner/tiny@{commits['v1']}"
+    summary = json.loads((tmp_path / "runs/one/summary.json").read_text())
+    assert (summary["init"], summary["started_from"]) == ("owner/tiny@v1", pinned)
+    card = (tmp_path / "runs/one/model/README.md").read_text()
+    assert "base_model: owner/tiny\n" in card
+    assert f"| started from | {pinned} |" in card
+    (path,) = (tmp_path / "runs/one/checkpoints").glob("*.ckpt")
+    assert torch.load(path, weights_only=True)["identity"]["started_from"] == pinned
+    (tmp_path / "hub/models--owner--tiny/refs/v1").write_text(commits["main"])
+    _download.cache_clear()
+    with pytest.raises(SystemExit):
+        main(["finetune", "--resume", "--name", "one", "--trainer.max_epochs", "2"])

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from mlm.__main__ import main
 from mlm.config.commands import PredictConfig
 from mlm.config.errors import InputError
 from mlm.config.finetune import (
@@ -27,15 +30,16 @@ from mlm.config.finetune import (
     LabelledConfig,
 )
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.config.training import LoggingConfig
+from mlm.config.training import CardConfig, LoggingConfig
 from mlm.data.examples import batches_by_length, encode_examples
 from mlm.data.labelled import read_task
 from mlm.data.python_docs import python_docs_digest
 from mlm.evaluation.commands import predict
-from mlm.evaluation.predictor import predict_logits
+from mlm.evaluation.predictor import Predictor, predict_logits
 from mlm.hub.pretrained import load_classifier, read_classifier
 from mlm.hub.saving import save_pretrained
 from mlm.model.heads import MaskedLM
+from mlm.model.loss import summed_label_loss
 from mlm.optim import learning_rate_factor
 from mlm.training import finetuning, run
 from mlm.training.datamodule import FinetuneDataModule
@@ -603,3 +607,56 @@ def test_steps_take_the_batches_of_epoch_after_epoch(tiny):
     expected = [rows for epoch in range(3) for rows in batches_by_length(lengths, 16, 0, epoch)]
     for step in [*range(24), 3]:  # in order, and back as a resumed run
         assert data.step_rows(step, 16 * step).tolist() == expected[step].tolist()
+
+
+def test_one_length_in_training_folder_and_commands(tiny, encoder, tmp_path, capsys):
+    """Encoders are trained on rows shorter than their table of positions; examples may be as long as it."""
+    start = Path(encoder(**CLASSIC))
+    settings = json.loads((start / "tokenizer_config.json").read_text()) | {"model_max_length": 24}
+    (start / "tokenizer_config.json").write_text(json.dumps(settings))
+    rows = [["text", "label"], *[[f"{'the lamp ' * 15}{word}", word] for word in ("boat", "gull") * 20]]
+    path = write(tmp_path / "late.csv", rows)
+    config = tiny(model=str(start), files={"train": path, "validation": path})
+    finetune(config)
+    folder = folder_of(config) / "model"
+    assert json.loads((folder / "tokenizer_config.json").read_text())["model_max_length"] == 64
+    predictor = Predictor(folder)
+    assert predictor.max_length == 64
+    assert predictor.encode(read_task(config.data).train).lengths.min() > 24
+    accuracy = summary_of(config)["metrics"]["accuracy"]
+    capsys.readouterr()
+    assert main(["evaluate", "--model", str(folder), "--input", path]) == 0
+    assert re.search(rf"accuracy +{accuracy:.4f}", capsys.readouterr().out)
+    short = tiny(name="short", model=str(start), files={"train": path, "validation": path, "max_length": 16})
+    finetune(short)
+    assert Predictor(folder_of(short) / "model").max_length == 16
+
+
+def test_card_has_licence_scores_and_how_to_cut_long_texts(tiny):
+    card = CardConfig(license="apache-2.0", language="en,de", datasets=["owner/reviews"])
+    config = tiny(card=card, files={"test": None})
+    finetune(config)
+    _, front, body = (folder_of(config) / "model" / "README.md").read_text().split("---\n", 2)
+    facts = yaml.safe_load(front)
+    assert (facts["license"], facts["language"]) == ("apache-2.0", ["en", "de"])
+    assert facts["datasets"] == ["owner/reviews"]
+    (index,) = facts["model-index"]
+    assert index["name"] == "run"
+    found = {one["type"]: one["value"] for one in index["results"][0]["metrics"]}
+    assert found == pytest.approx(summary_of(config)["metrics"], abs=1e-6)
+    assert "Upper and lower case are folded" in body
+    assert "truncation=True" in body
+
+
+def test_validation_is_scored_in_float32_whatever_the_precision(tiny, capsys):
+    config = tiny(trainer={"precision": "bf16-mixed", "max_epochs": 1})
+    config.data.test = config.data.validation
+    finetune(config)
+    summary = summary_of(config)
+    assert summary["metrics"] == pytest.approx(summary["test_metrics"], abs=1e-6)
+    data = FinetuneDataModule(config)
+    data.setup("fit")
+    predictor = Predictor(folder_of(config) / "model")
+    part = data.parts.validation
+    loss = summed_label_loss(torch.from_numpy(predictor.logits(part)), part.label_tensor())
+    assert torch.div(*loss).item() == pytest.approx(summary["val_loss"], abs=1e-6)
