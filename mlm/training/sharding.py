@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.strategy import Strategy
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -78,7 +77,10 @@ class ShardedStrategy(ModelParallelStrategy):
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the whole state of an optimizer, in its own format."""
         inner = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
-        return dict(apply_to_collection(inner.state_dict(), DTensor, whole))
+        content = inner.state_dict()
+        for number, state in content["state"].items():
+            content["state"][number] = {name: whole(value) for name, value in state.items()}
+        return dict(content)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write one file, on the first process."""

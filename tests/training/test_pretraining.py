@@ -74,7 +74,9 @@ def test_a_run_leaves_what_it_promises(tiny, capsys):
         assert part in out
     model = folder / "model"
     assert f"\n# {config.name}\n" in (model / "README.md").read_text()
-    assert not any(str(folder.parent).encode() in file.read_bytes() for file in model.rglob("*") if file.is_file())
+    assert not any(
+        str(folder.parent).encode() in file.read_bytes() for file in model.rglob("*") if file.is_file()
+    )
 
 
 @pytest.mark.parametrize("optimizer", [None, MUON])
