@@ -32,7 +32,7 @@ from mlm.hub.pretrained import longest_row
 from mlm.hub.saving import model_card, save_pretrained
 from mlm.model.loss import summed_label_loss
 from mlm.training.datamodule import FinetuneDataModule
-from mlm.training.engine import StepModule
+from mlm.training.engine import Progress, StepModule
 from mlm.training.run_folder import METRICS, SUMMARY
 from mlm.training.summary import duration, started_from
 from mlm.training.tracking import track_table
@@ -149,7 +149,22 @@ def finish_finetuning(
         summary["confusion"] = confusion_matrix(examples.labels, predictions, number).tolist()
     if parts.test:
         summary |= _report_test(data, model, folder, predict(examples=parts.test))
-    facts = {name: summary[name] for name in CARD_FACTS} | metrics
+    _save_model(data, model, folder, summary, title)
+    _draw(summary, progress, folder, trainer.loggers if trainer else [])
+    write_json(folder / SUMMARY, summary)
+    warn_of_failure(summary)
+    if title is None:
+        print(_finetuning_message(config, folder, summary))
+    else:  # a part of a suite, which will show all in one table
+        log.info("%s: %s", title, ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+
+
+def _save_model(
+    data: FinetuneDataModule, model: Any, folder: Path, summary: dict[str, Any], title: str | None
+) -> None:
+    """Write the model folder with its card; the saved model is compared on validation examples."""
+    config = data.config
+    facts = {name: summary[name] for name in CARD_FACTS} | summary["metrics"]
     # Examples were cut where the encoder ends, if nowhere before.
     longest = config.data.max_length or model.config.max_position_embeddings
     # The tokenizer is that of the model, or the one chosen for random weights.
@@ -159,7 +174,7 @@ def finish_finetuning(
         folder / "model",
         model,
         data.tokenizer,
-        model_max_length=longest or longest_row(start, model.config) or parts.max_length,
+        model_max_length=longest or longest_row(start, model.config) or data.parts.max_length,
         card=model_card(
             title or str(config.name),
             model.config,
@@ -167,26 +182,24 @@ def finish_finetuning(
             model.classifier_config,
             summary.get("started_from"),
             config.card,
-            metrics,
+            summary["metrics"],
             data.tokenizer,
         ),
-        rows=arguments(model, parts.validation[np.arange(min(len(parts.validation), CHECKED))]),
+        rows=arguments(model, data.parts.validation[np.arange(min(len(data.parts.validation), CHECKED))]),
         start=start,
     )
+
+
+def _draw(summary: dict[str, Any], progress: Progress, folder: Path, loggers: Sequence[Any]) -> None:
+    """Draw the epochs and the confusion matrix into the run folder; the tracker gets the matrix too."""
     from mlm.training.plots import plot_confusion, plot_epochs  # loads matplotlib
 
     plot_epochs(progress.epochs, folder / "plots" / "epochs.png")
     if counts := summary.get("confusion"):
-        plot_confusion(np.array(counts), task.labels, folder / "plots" / "confusion.png")
-        rows = [[label, *row] for label, row in zip(task.labels, counts, strict=True)]
-        columns, picture = ["class", *task.labels], folder / "plots" / "confusion.png"
-        track_table(trainer.loggers if trainer else [], "confusion", columns, rows, picture)
-    write_json(folder / SUMMARY, summary)
-    warn_of_failure(summary)
-    if title is None:
-        print(_finetuning_message(config, folder, summary))
-    else:  # a part of a suite, which will show all in one table
-        log.info("%s: %s", title, ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        plot_confusion(np.array(counts), summary["labels"], folder / "plots" / "confusion.png")
+        rows = [[label, *row] for label, row in zip(summary["labels"], counts, strict=True)]
+        columns, picture = ["class", *summary["labels"]], folder / "plots" / "confusion.png"
+        track_table(loggers, "confusion", columns, rows, picture)
 
 
 def _selection(config: FinetuneConfig, task: LabelledTask, scores: dict[str, float], number: int) -> str:
