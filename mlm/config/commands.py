@@ -85,6 +85,8 @@ class PretrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         self.model.check_fit(0, self.data.seq_len)
+        own = "conflicts with init, whose model keeps its own tokenizer; leave out one of them"
+        require(not (self.init and self.tokenizer.path), "tokenizer.path", self.tokenizer.path, own)
         check_strategy(self.trainer, self.optimizer)
         warmup, steps = self.schedule.warmup_steps, self.trainer.max_steps
         hint = f"is longer than the run of trainer.max_steps={steps}: it would never reach the peak rate"

@@ -173,6 +173,8 @@ class ModelConfig:
         rule = f"is smaller than the tokenizer, which has {tokenizer_size} entries"
         require(size is None or size >= tokenizer_size, "model.vocab_size", size, rule)
         rule = f"is longer than model.max_position_embeddings={longest}; use {longest} at most"
+        if self.position_embedding in ("rotary", "none"):
+            rule += ", or make a run's model longer with --branch RUN"
         require(longest is None or seq_len <= longest, "data.seq_len", seq_len, rule)
 
 

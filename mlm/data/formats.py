@@ -39,6 +39,7 @@ HTTP = ("http://", "https://")
 
 BLOCK_BYTES = 1 << 20  # decoded at a time; also how far `auto` looks for a blank line
 WIDE_BYTES, WIDE_ZEROS = 4096, 8  # bytes searched for zeros in every second place; so many mean UTF-16
+TAR_MARK = slice(257, 262)  # where a tar archive says that it is one
 MANY_LINES = 20  # from so many lines `auto` may report that they look wrapped
 
 READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, UnicodeError)
@@ -265,10 +266,8 @@ def text_blocks(
     position, line, at_start, warned = 0, 1, True, False
     while True:
         block = content.read(BLOCK_BYTES)
-        wide = _wide_encoding(block) if not position else None
-        if wide and not codec.name.startswith(("utf-16", "utf-32")):
-            problem = f"this is {wide} and not {encoding}; {advice.format(wide)}"
-            raise InputError(f"{name}, line 1, byte 0: {problem}")
+        if not position:
+            _check_first(block, name, encoding, advice)
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
@@ -296,6 +295,16 @@ def text_blocks(
             return
         position += len(block)
         line += text.count("\n")
+
+
+def _check_first(block: bytes, name: str, encoding: str, advice: str) -> None:
+    """Refuse a file whose first block is that of a tar archive, or of another, wide encoding."""
+    if block[TAR_MARK] == b"ustar":
+        raise InputError(f"{name}: is a tar archive; unpack it with tar -xf, and give its folder")
+    wide = _wide_encoding(block)
+    if wide and not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
+        problem = f"this is {wide} and not {encoding}; {advice.format(wide)}"
+        raise InputError(f"{name}, line 1, byte 0: {problem}")
 
 
 def _wide_encoding(block: bytes) -> str | None:

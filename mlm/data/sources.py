@@ -126,7 +126,8 @@ def _local_files(source: SourceConfig) -> list[str]:
     known = [file for file in sorted(found) if source.format or (file.suffix and format_of(file.name))]
     others = shorten(sorted({file.suffix or file.name for file in set(found) - set(known)}), 8)
     if not known:
-        raise InputError(f"{text}: has no documents: only {others}; known formats are {SUFFIXES}")
+        remedy = f"known formats are {SUFFIXES}; or set the format of this source, format: text (jsonl, ...)"
+        raise InputError(f"{text}: has no documents: only {others}; {remedy}")
     if others:
         log.info("%s: skipped files of other formats: %s", text, others)
     return list(map(str, known))

@@ -216,6 +216,8 @@ def _score_table(config: EvaluateConfig, path: str) -> dict[str, Any] | None:
         elif len(predicted) == 1:
             log.warning("only one class is predicted: %s", predicted[0])
         facts |= counts
+    elif np.ptp(logits) == 0:
+        log.warning("every text gets the same score: correlations are 0 there by definition")
     print("\n".join(lines))
     return facts
 

@@ -276,3 +276,8 @@ def test_a_run_that_nobody_bounded_has_500_steps_and_one_with_another_bound_has_
     assert TrainerConfig(max_time="5m").max_steps is None
     assert TrainerConfig(max_tokens=1000).max_steps is None
     assert TrainerConfig(max_steps=7, max_time="5m").max_steps == 7
+
+
+def test_a_tokenizer_beside_the_model_that_has_one_is_refused():
+    with pytest.raises(InputError, match=r"tokenizer\.path=words conflicts with init"):
+        PretrainConfig(init="owner/model", tokenizer=TokenizerConfig(path="words"))

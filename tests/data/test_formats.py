@@ -5,12 +5,13 @@ import gzip
 import io
 import lzma
 import statistics
+import tarfile
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
 
-from mlm.config.data import DocumentRule
+from mlm.config.data import DocumentRule, SourceConfig
 from mlm.config.errors import InputError
 from mlm.data.formats import (
     BLOCK_BYTES,
@@ -22,6 +23,7 @@ from mlm.data.formats import (
     split_lines,
     text_blocks,
 )
+from mlm.data.sources import read_documents
 
 TEXT = "first line\nsecond line\n\nanother\nparagraph\n"
 
@@ -236,3 +238,13 @@ def test_report_summary() -> None:
         "x.jsonl: 2 files, 1 as rows (column text), 1 as line, 1 document, median 0 characters, "
         "4 of 5 rows had no text, 1 blank line skipped"
     )
+
+
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz", "jsonl"])
+def test_a_tar_archive_is_called_one(tmp_path, suffix):
+    (tmp_path / "a.txt").write_text("the harbour")
+    path = tmp_path / f"b.{suffix}"
+    with tarfile.open(path, "w:gz" if suffix.endswith("gz") else "w") as archive:
+        archive.add(tmp_path / "a.txt", "a.txt")
+    with pytest.raises(InputError, match="is a tar archive; unpack it with tar -xf"):
+        list(read_documents(SourceConfig(str(path)), "auto"))
