@@ -1,1 +1,1 @@
-"""What is checked, found or chosen before torch is imported: the command line, files, run folders."""
+"""Checks and choices before torch is imported: the command line, files, run folders."""

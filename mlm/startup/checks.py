@@ -18,7 +18,7 @@ from mlm.config.files import find_config
 from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.training import BaseTrainerConfig
 from mlm.launch import is_first_process, launched
-from mlm.startup.suite import check_recipes, check_same, goes_on, is_unbegun
+from mlm.startup.suite import check_recipes, check_same, continues_by_itself, is_unbegun
 
 
 def check_files(config: Any) -> None:
@@ -105,7 +105,7 @@ def check_run(config: object) -> None:
     if looks_only or not isinstance(config, commands.RunConfig):
         return
     folder = Path(config.runs_dir, config.name or "")
-    if isinstance(config, FinetuneConfig) and goes_on(config):
+    if isinstance(config, FinetuneConfig) and continues_by_itself(config):
         if (folder / "config.yaml").exists():
             return check_same(config, folder)
         if is_unbegun(folder):

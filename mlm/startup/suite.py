@@ -32,7 +32,7 @@ def is_suite(config: FinetuneConfig) -> bool:
     return len(config.task) > 1 or len(units(config)) > 1
 
 
-def goes_on(config: FinetuneConfig) -> bool:
+def continues_by_itself(config: FinetuneConfig) -> bool:
     """Return whether a stopped run continues when it is started again: it consists of several."""
     return is_suite(config) or len(points(config)) > 1
 

@@ -102,7 +102,7 @@ class StepModule(pl.LightningModule):
         self.model = None
         self.progress = Progress()
         self.identity: dict[str, Any] = {}
-        """What a checkpoint and the run that resumes it must have in common."""
+        """Facts that a checkpoint and the run that resumes it must share."""
         self.managed = False
         """Whether our own callbacks plan, validate and record; false under a stock Trainer."""
         self.start: Path | None = None

@@ -263,7 +263,7 @@ def _start_branch(module: PretrainModule, checkpoint: Checkpoint) -> None:
     module.start = checkpoint.path
     if all(name.startswith(MUST_AGREE) for name in differing):  # the same text in the same rows and order
         module.progress.rows = content["progress"]["rows"]
-    where = f"go on with row {module.progress.rows:,}" if module.progress.rows else "begin anew"
+    where = f"continue with row {module.progress.rows:,}" if module.progress.rows else "begin with the first"
     log.info("branching off %s, with its weights and optimizer state; the rows %s", checkpoint.path, where)
 
 

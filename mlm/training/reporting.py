@@ -1,4 +1,4 @@
-"""What a run reports while it trains: the metrics table, the progress bar, and busy cores."""
+"""Reports of a run while it trains: the metrics table, the progress bar, and busy cores."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from mlm.config.finetune import GLUE_TASKS, FinetuneConfig, LabelledConfig, Task
 from mlm.config.help import format_help
 from mlm.config.parse import Keys, dump_config, read_file
 from mlm.startup.command import parse_config
-from mlm.startup.suite import at_point, data_digests, goes_on, is_suite, points, units
+from mlm.startup.suite import at_point, data_digests, continues_by_itself, is_suite, points, units
 
 RECIPES = [path.stem for path in (config_folder() / "finetune").glob("*.yaml") if path.stem != "default"]
 
@@ -328,8 +328,8 @@ def test_mistake_in_a_recipe_is_found_by_file_and_line(capsys):
 def test_grid_of_a_single_run_goes_on_too():
     config = parse("--config", "bert", "--task", "cola")
     assert not is_suite(config)
-    assert goes_on(config)
-    assert not goes_on(parse("--task", "cola"))
+    assert continues_by_itself(config)
+    assert not continues_by_itself(parse("--task", "cola"))
 
 
 def test_help_fits_two_screens(monkeypatch):
