@@ -15,7 +15,7 @@ from mlm.config.finetune import GLUE_TASKS, FinetuneConfig, LabelledConfig, Task
 from mlm.config.help import format_help
 from mlm.config.parse import Keys, dump_config, read_file
 from mlm.startup.command import parse_config
-from mlm.startup.suite import at_point, data_digests, continues_by_itself, is_suite, points, units
+from mlm.startup.suite import at_point, continues_by_itself, data_digests, is_suite, points, units
 
 RECIPES = [path.stem for path in (config_folder() / "finetune").glob("*.yaml") if path.stem != "default"]
 
