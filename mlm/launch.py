@@ -10,6 +10,8 @@ from pathlib import Path
 
 from mlm.config.errors import require
 
+PARENT = "MLM_PARENT"
+"""Environment variable with the process that started this one as one of several, if that was ours."""
 SCRIPTS = {"train.py": "mlm pretrain", "finetune.py": "mlm finetune"}
 """The scripts of the repository and the same commands where only the package is installed."""
 FIRST_PROCESS_S = 5.0

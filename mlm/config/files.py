@@ -84,7 +84,10 @@ def mapping_items(node: yaml.Node | None, where: str) -> Iterator[tuple[str, yam
         raise InputError(f"{_place(where, node.start_mark.line)}expected lines of the form key: value")
     places: dict[str, str] = {}
     for key_node, value in node.value:
-        key, place = str(key_node.value), _place(where, key_node.start_mark.line)
+        place = _place(where, key_node.start_mark.line)
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise InputError(f"{place}a key must be a word, as in seed: 3")
+        key = str(key_node.value)
         if key in places:
             first = f" (first in {places[key].removesuffix(': ')})" if where else ""
             raise InputError(f"{place}{key} is given twice{first}; keep one")

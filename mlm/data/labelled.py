@@ -128,13 +128,22 @@ class Table:
         """Return place and value of each cell of a column, which the flag `option` sets."""
         if column not in self.columns:
             remedy = f"; name it with {option}" if option else ""
+            parts = [part.strip() for part in column.split(",")]
+            there = [part for part in parts if part in self.columns]
+            if there and there == parts:
+                raise InputError(
+                    f"{self.name}: {option}={column} are several columns; a column for each label needs "
+                    "label_type multilabel, and each column once"
+                )
+            column = next((part for part in parts if part not in there), column) if there else column
             raise InputError(f"{self.name}: has no column {column}, but {shorten(self.columns)}{remedy}")
         return [(f"{self.name}, {place}: {column}", value_at(row, column)) for place, row in self.rows]
 
     def label_columns(self, column: str) -> list[str]:
         """Return the columns that `a,b,c` names, one for each label; empty if it is one column."""
         names = [name.strip() for name in column.split(",")]
-        return names if column not in self.columns and {*names} <= {*self.columns} else []
+        known = column not in self.columns and {*names} <= {*self.columns}
+        return names if known and len({*names}) == len(names) else []
 
     def label_cells(self, column: str, option: str) -> list[Cell]:
         """Return place and label of each row: of a column, or as a list of those of `a,b,c` that hold."""

@@ -1,8 +1,10 @@
 """Labels: from the cells of a table to names, and from names to ids."""
 
 import ast
+import io
 import math
 import re
+import tokenize
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from mlm.files import shorten
 NO_CLASS = "-1"  # written by data sets in place of a secret label
 WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,99}")  # sorted by value; longer ones are sorted as text
 UNWRITABLE = re.compile(r"[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # they break lines, tables and files
+LIST = re.compile(r"\s*\[\s*(['\"]|\]\s*$)")  # begin of a list that is written as text, or an empty one
 Cell = tuple[str, Any]  # place of a value ("a.csv, row 3 (line 4): label"), and the value
 
 
@@ -35,13 +38,15 @@ def label_names(cells: Sequence[Cell], separator: str | None) -> list[list[str]]
     rows = []
     for where, value in cells:
         if separator is None:
+            if isinstance(value, str) and LIST.match(value):
+                value = [value]  # which is refused
             rows.append([_name(value, where)])
             continue
         if is_missing(value):
             raise InputError(f"{where} is missing; leave it empty, or write [], for a text without labels")
         if isinstance(value, str):
-            value = _literal_list(value) or [part for part in value.split(separator) if part.strip()]
-            value = [] if value == ["[]"] else value
+            parts = [part for part in value.split(separator) if part.strip()]
+            value = _literal_list(value, where) if LIST.match(value) else parts
         names = [_name(entry, where) for entry in (value if isinstance(value, list) else [value])]
         for name in names:
             if separator in name:
@@ -51,15 +56,19 @@ def label_names(cells: Sequence[Cell], separator: str | None) -> list[list[str]]
     return rows
 
 
-def _literal_list(text: str) -> list[Any] | None:
-    """Return the list that a cell such as `['a', 'b']` spells in Python or JSON, None if it spells none."""
-    if text.strip()[:1] + text.strip()[-1:] != "[]":
-        return None
+def _literal_list(text: str, where: str) -> list[Any]:
+    """Return the list that a cell such as `['a', 'b']` spells in Python or JSON."""
     try:
         value = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
-    return value if isinstance(value, list) else None
+        words = sum(
+            token.type == tokenize.STRING for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        )
+        # Python joins strings without a comma between them, as numpy prints them.
+        if isinstance(value, list) and words == sum(isinstance(entry, str) for entry in value):
+            return value
+    except (ValueError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError):
+        pass
+    raise InputError(f"{where} is {text[:60]!r}, which begins like a list and is none; write ['a', 'b']")
 
 
 def holds(cell: Cell) -> bool:

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,11 +28,13 @@ from mlm.config.errors import InputError, WrongType, require
 from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.parse import CommandLine, Given, Keys, build_config, locate, read_file, read_words
 from mlm.config.schema import from_text, nearest
-from mlm.launch import command_for, is_first_process, launched, wait_for_first_process
+from mlm.launch import PARENT, command_for, is_first_process, launched, wait_for_first_process
 from mlm.startup.checks import check_files, check_run, is_model
 
 C = TypeVar("C")
 
+PEER_S = 2.0
+"""Seconds that an unexpected error of one of several processes waits, in case another was killed first."""
 DEBUG = "MLM_DEBUG"
 """Environment variable that shows the traceback of an unexpected error in full."""
 RUN_NAME = "MLM_RUN_NAME"
@@ -72,8 +75,10 @@ def load_config(kind: str, *words: str) -> Any:
         kind: `pretrain` or `finetune`.
         words: as after `python train.py`, such as `--trainer.max_steps=60`; InputError for a mistake in them.
     """
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise InputError(f"kind={kind} is neither pretrain nor finetune{nearest(kind, list(KINDS))}")
+    if odd := [word for word in words if not isinstance(word, str)]:
+        raise InputError(f"words={odd[0]!r} is not a text such as --seed=1")
     if HELP & set(words):
         raise InputError(f"--help is for the command line; see `mlm {kind} --help`")
     return _configure(KINDS[kind], words, is_run=False)
@@ -259,6 +264,8 @@ def one_line_errors(prog: str, config: object = None) -> Iterator[None]:
     except Exception as error:
         if os.environ.get(DEBUG) == "1":
             raise
+        if PARENT in os.environ:
+            time.sleep(PEER_S)  # perhaps another process was killed, and the parent is about to end this one
         path = _keep_traceback(error, config)
         text = " ".join(f"{type(error).__name__}: {error}".split())
         hint = f"(traceback: {path}; {DEBUG}=1 prints it)"

@@ -23,7 +23,7 @@ from mlm.config.data import IGNORE_INDEX
 from mlm.config.files import find_config
 from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.model import ModelConfig
-from mlm.config.parse import read_group, to_plain
+from mlm.config.parse import from_plain, read_group, to_plain
 from mlm.data.collate import MaskedBatch, MaskedRows, build_masking
 from mlm.data.corpus import Corpus, prepare_corpus
 from mlm.data.examples import (
@@ -140,8 +140,9 @@ class PretrainDataModule(StepDataModule):
 
     corpus: Corpus
 
-    def __init__(self, config: PretrainConfig, corpus: Corpus | None = None):
+    def __init__(self, config: PretrainConfig | dict[str, Any], corpus: Corpus | None = None):
         super().__init__()
+        config = from_plain(PretrainConfig, config)
         self.config: PretrainConfig = config
         workers = config.data.num_workers
         self.drawn_ahead = 2 + 2 * (2 if workers is None else workers)  # 1 by Lightning, 2 by each process
@@ -280,8 +281,9 @@ class FinetuneDataModule(StepDataModule):
     task: LabelledTask
     parts: Parts
 
-    def __init__(self, config: FinetuneConfig, selects: bool = False):
+    def __init__(self, config: FinetuneConfig | dict[str, Any], selects: bool = False):
         super().__init__()
+        config = from_plain(FinetuneConfig, config)
         self.config: FinetuneConfig = config
         self.selects = selects or config.trainer.keep == "best"
         self._batches: tuple[int, list[Ints]] = (-1, [])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -29,15 +30,13 @@ from torch import Tensor
 
 from mlm.config.errors import InputError, require
 from mlm.config.training import BaseTrainerConfig
-from mlm.launch import launched
+from mlm.launch import PARENT, launched
 from mlm.startup.command import RUN_NAME
 
 POLL_S = 0.2
 """Seconds between two checks of other processes."""
 GRACE_S = 1.0
 """Seconds that the other processes get to end by themselves after one has failed."""
-PARENT = "MLM_PARENT"
-"""Environment variable with the process that started this one, if that was `start_processes`."""
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +85,7 @@ def start_processes(config: BaseTrainerConfig, name: str | None) -> int | None:
     passed_on = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     before = {number: signal.signal(number, pass_on) for number in passed_on}
     try:
-        return _wait(children)
+        return _wait(children, name)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -94,21 +93,22 @@ def start_processes(config: BaseTrainerConfig, name: str | None) -> int | None:
             child.kill()
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
+def _wait(children: Sequence[subprocess.Popen[bytes]], name: str | None) -> int:
     """Return the exit status of the run; a process that fails ends the others, which may wait for it."""
     while any(child.poll() is None for child in children):
         failed = [child.returncode for child in children if child.returncode and child.returncode <= 128]
         if failed:
             time.sleep(GRACE_S)
-            return _failure(failed[0])
+            return _failure(failed[0], name)
         time.sleep(POLL_S)
     statuses = [child.returncode for child in children]
-    return _failure(min(statuses)) if min(statuses) < 0 else max(statuses)
+    return _failure(min(statuses), name) if min(statuses) < 0 else max(statuses)
 
 
-def _failure(status: int) -> int:
+def _failure(status: int, name: str | None) -> int:
     if status < 0:
-        log.error("a process of this run was ended by signal %d; continue with --resume", -status)
+        which = f" --name {shlex.quote(name)}" if name else ""
+        log.error("a process of this run was ended by signal %d; continue with --resume%s", -status, which)
     return status if status > 0 else 1
 
 

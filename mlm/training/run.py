@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 from mlm.config.errors import DiskError, InputError
 from mlm.config.training import BaseTrainerConfig
 from mlm.cores import share_cores
-from mlm.launch import is_first_process
+from mlm.launch import PARENT, is_first_process
 from mlm.training import processes, run_folder
 from mlm.training.callbacks import (
     Budget,
@@ -163,7 +163,7 @@ def _build_trainer(
     devices, num_nodes = processes.resolve_devices(config, accelerator)
     world_size = devices * num_nodes
     # A launcher divides the cores itself.
-    share_cores(int(os.environ["LOCAL_WORLD_SIZE"]) if processes.PARENT in os.environ else 1)
+    share_cores(int(os.environ["LOCAL_WORLD_SIZE"]) if PARENT in os.environ else 1)
     strategy: str | ShardedStrategy = config.strategy
     if config.strategy == "fsdp2":
         strategy = ShardedStrategy(world_size)

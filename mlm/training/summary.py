@@ -54,10 +54,11 @@ def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason:
     assert progress.last, "and ends with one"
     loss, step = progress.lowest or (math.inf, 0)
     if progress.last["loss"] > loss + WORSE:
+        best = "" if config.trainer.keep == "best" else "--trainer.keep best, "
         passes = (kept - step) / -(-len(corpus.train) // config.trainer.rows_per_step)
         log.warning(
             f"the saved model (loss {progress.last['loss']:.3f} at step {kept}) is worse than that of step "
-            f"{step} (loss {loss:.3f}), {passes:.1f} passes over the text before: take --trainer.keep best, "
+            f"{step} (loss {loss:.3f}), {passes:.1f} passes over the text before: take {best}"
             "a lower --optimizer.lr, fewer steps, more text"
         )
     summary = {

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mlm.config.commands import PretrainConfig
-from mlm.config.errors import InputError
+from mlm.config.errors import InputError, require
 from mlm.config.finetune import FinetuneConfig
 from mlm.config.parse import to_plain
 from mlm.config.training import LoggingConfig
@@ -32,6 +32,8 @@ CONNECT_TIMEOUT_S = 3.0
 """How long the tracking server may take to answer."""
 TIMEOUTS: dict[str, Any] = {"init_timeout": 20.0, "finish_timeout": 20.0}
 """Seconds for opening a run, and for the upload at its end; the rest stays in the run folder."""
+FORBIDDEN = "/\\#?%:;,'"
+"""Characters that names of projects and runs cannot have."""
 NOT_LOGGED_IN = "not logged in (wandb login)"
 RUN_ID, NAMES, NEWEST_STEP = "run-id.txt", "names.json", "newest-step.txt"
 """Files in the folder `wandb` of a run."""
@@ -49,6 +51,11 @@ def resolve_tracking(config: LoggingConfig) -> LoggingConfig:
     InputError: online is configured and impossible, or $WANDB_MODE is not a mode.
     """
     wanted, place = _wanted_mode(config)
+    names = {name: os.environ.get(name, "") for name in ("WANDB_PROJECT", "WANDB_RUN_ID")}
+    names |= {"logging.project": config.project, "WANDB_PROJECT": ""} if config.project else {}
+    for name, value in names.items() if wanted != "disabled" else ():
+        rule = f"cannot contain any of {FORBIDDEN}, by the rules of Weights & Biases"
+        require(not {*value} & {*FORBIDDEN}, name, value, rule)
     if wanted in ("auto", "online"):
         obstacle = _obstacle_to_tracking() if is_first_process() else "another process tracks"
         if obstacle and wanted == "online":
@@ -169,7 +176,7 @@ def tracked_folders(folder: Path) -> tuple[list[Path], list[Path]]:
     if not run_id.exists():
         return [], []
     end = glob.escape(run_id.read_text(encoding="utf-8").strip())
-    return sorted(place.glob(f"offline-run-*-{end}")), sorted(place.glob(f"run-*-{end}"))
+    return sorted(place.glob(f"offline-run-*-{end}*")), sorted(place.glob(f"run-*-{end}*"))
 
 
 def tracked_step(folder: Path) -> int:

@@ -132,7 +132,7 @@ def test_include_is_relative_to_the_file_and_yields_to_it(tmp_path):
         ("- seed\n", "x.yaml:1: expected lines of the form key: value"),
         ("just text\n", "x.yaml:1: expected lines of the form key: value"),
         ("<<: {seed: 1}\n", "x.yaml:1: unknown key <<"),
-        ("? [a, b]\n: 1\n", "x.yaml:1: unknown key"),
+        ("? [a, b]\n: 1\n", "x.yaml:1: a key must be a word"),
     ],
 )
 def test_wrong_files(tmp_path, text, message):

@@ -456,7 +456,7 @@ def test_a_column_for_each_label(tmp_path):
     assert task.train.labels.astype(int).tolist() == expected == task.validation.labels.astype(int).tolist()
     with pytest.raises(InputError, match=r"row 2 .*: spam is '2'; a column that is one label holds"):
         task_of(tmp_path, "text,rude,spam\na,1,0\nb,0,2\n", **options | {"label_column": "rude,spam"})
-    with pytest.raises(InputError, match="has no column rude,spam,threat, but"):
+    with pytest.raises(InputError, match="has no column spam, but"):
         task_of(tmp_path, "text,rude\na,1\n", **options)
 
 
@@ -491,3 +491,32 @@ def test_shared_texts_and_conflicting_labels_are_told(tmp_path, caplog):
     clean = "text,label\n" + "".join(f"u{number},{number % 2}\n" for number in range(60))
     task_of(tmp_path, clean.replace("u", "t"), clean)
     assert "training" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("cell", "label_type", "message"),
+    [
+        ("['pos' 'z']", "multilabel", "begins like a list and is none; write"),
+        ("['pos', 'z'", "multilabel", "begins like a list and is none; write"),
+        ("['pos', 'z']", "classification", "lists are for label_type multilabel"),
+    ],
+)
+def test_a_cell_that_looks_like_a_list_is_never_a_name(tmp_path, cell, label_type, message):
+    with (tmp_path / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), ("a b", "pos"), ("c d", "neg"), ("e f", cell)])
+    with pytest.raises(InputError, match=rf"row 3 .*: label is .*{message}"):
+        read_task(LabelledConfig(train=str(tmp_path / "train.csv"), label_type=label_type))
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [("rude,nope", "has no column nope, but"), ("rude,spam,rude", "each column once")],
+)
+def test_mistakes_in_the_columns_of_labels_are_named(tmp_path, column, message):
+    with pytest.raises(InputError, match=message):
+        task_of(tmp_path, ONE_HOT, label_type="multilabel", label_column=column)
+
+
+def test_several_label_columns_need_multilabel(tmp_path):
+    with pytest.raises(InputError, match="needs label_type multilabel"):
+        task_of(tmp_path, ONE_HOT, label_column="rude,spam")

@@ -240,6 +240,7 @@ def test_programs_on_our_cores_are_told_once_unless_the_user_knows(tiny, monkeyp
     monkeypatch.delenv(machine.WAIT_POLICY, raising=False)
     if waiting:
         monkeypatch.setenv(machine.WAIT_POLICY, waiting)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # else runs before this one decide
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores_to_run_on())]

@@ -232,3 +232,13 @@ def test_a_flag_wins_over_the_project_of_the_environment(tiny, monkeypatch):
     config = tiny(logging=LoggingConfig(wandb="offline", project="mine"), trainer={"max_steps": 2})
     pretrain(config)
     assert run_records(config)[0].project == "mine"
+
+
+@pytest.mark.parametrize("name", ["WANDB_PROJECT", "WANDB_RUN_ID", "logging.project"])
+def test_names_that_wandb_refuses_are_refused_before_anything_is_read(monkeypatch, name):
+    config = LoggingConfig(wandb="offline", project="a/b" if name == "logging.project" else None)
+    if name != "logging.project":
+        monkeypatch.setenv(name, "a/b")
+    with pytest.raises(InputError, match=f"{name}=a/b cannot contain any of"):
+        resolve_tracking(config)
+    assert resolve_tracking(replace(config, wandb="disabled")).wandb == "disabled"
