@@ -253,6 +253,8 @@ for shares in ([[0, 2, 4], [1, 3, 0]], [[0, 1, 2, 3, 4], []], [[], [3, 1, 0, 2, 
     whole.update(logits, labels)
     expected, found = whole.compute(), scores.compute()
     assert all(abs(found[name] - value) < 1e-6 for name, value in expected.items()), (found, expected)
+dist.barrier()
+dist.destroy_process_group()  # else its threads may still run when the process ends
 """
 
 
