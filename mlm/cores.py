@@ -1,4 +1,4 @@
-"""The number of CPU cores that this process may use, and the number of threads that torch starts on them.
+"""The CPU cores that this process may use, the threads that torch starts on them, and their arithmetic.
 
 A container's quota (docker --cpus, a CPU limit of Kubernetes) changes neither the number of cores nor the
 affinity mask: torch would start a thread for each core of the machine, and all of them would wait for those
@@ -52,6 +52,17 @@ def share_cores(num_processes: int) -> None:
     # OpenMP too ignores anything but a number above 0, optionally with more after a comma.
     if not re.match(r"\s*\+?0*[1-9]", os.environ.get("OMP_NUM_THREADS", "")):
         torch.set_num_threads(max(min(before, available_cores() // num_processes), 1))
+
+
+@cache
+def multiplies_bfloat16(device_type: str) -> bool:
+    """Return whether this machine's CPU or GPU (`cpu`, `cuda`) multiplies bfloat16 faster than float32."""
+    import torch
+
+    if device_type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    cpu = torch.cpu.get_capabilities()
+    return device_type == "cpu" and bool(cpu.get("avx512_bf16") or cpu.get("amx_tile"))
 
 
 @cache

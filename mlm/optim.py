@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from mlm.config.training import OptimizerConfig, ScheduleConfig
+from mlm.cores import multiplies_bfloat16
 
 Share = Callable[[str], float]
 """The share of the learning rate that a parameter gets, by its name."""
@@ -35,7 +36,7 @@ leaves them (Amsel et al. 2025, arXiv:2505.16932). Three steps bring them as clo
 
 
 def newton_schulz(matrices: Tensor) -> Tensor:
-    """Return roughly the nearest orthogonal matrices, (n, rows, columns), in bfloat16.
+    """Return roughly the nearest orthogonal matrices, (n, rows, columns), in the type of `matrices`.
 
     Singular values above a hundredth of the matrix's norm end in [0.73, 1.27], up to rounding. Each step
     multiplies by a polynomial of the Gram matrix of the shorter side. The last step's Gram matrix is computed
@@ -50,8 +51,7 @@ def newton_schulz(matrices: Tensor) -> Tensor:
     def inner_first(inner: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
         return (inner, outer) if tall else (outer, inner)
 
-    x = matrices.bfloat16()
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    x = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     *early, (a, b, c), (last_a, last_b, last_c) = NEWTON_SCHULZ_COEFFICIENTS
     for own, gram_share, square_share in early:
         gram = gram_of(x)
@@ -94,6 +94,8 @@ class Muon(torch.optim.Optimizer):
         If `skip`, a bool scalar on the device, is true, everything is computed and nothing changes.
         """
         (down, across), momentum = group["blocks"], group["momentum"]
+        # bfloat16 is precise enough, but a CPU that lacks it multiplies it several times slower than float32.
+        dtype = torch.bfloat16 if multiplies_bfloat16(parameters[0].device.type) else torch.float32
         rows, columns = parameters[0].size(0) // down, parameters[0].size(1) // across
         directions = []
         for parameter in parameters:
@@ -105,7 +107,7 @@ class Muon(torch.optim.Optimizer):
             gradient = torch.where(skip, buffer, parameter.grad)
             buffer.lerp_(gradient, 1 - momentum)
             # Cast one by one: joined in float32 they would leave the cache.
-            direction = gradient.lerp(buffer, momentum).bfloat16()
+            direction = gradient.lerp(buffer, momentum).to(dtype)
             blocks = direction.view(down, rows, across, columns).transpose(1, 2)
             directions.append(blocks.reshape(-1, rows, columns))
         updates = newton_schulz(torch.cat(directions))

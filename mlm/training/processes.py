@@ -30,6 +30,7 @@ from torch import Tensor
 
 from mlm.config.errors import InputError, require
 from mlm.config.training import BaseTrainerConfig
+from mlm.cores import multiplies_bfloat16
 from mlm.launch import PARENT, launched
 from mlm.startup.command import RUN_NAME
 
@@ -217,11 +218,7 @@ def resolve_precision(config: BaseTrainerConfig, accelerator: str) -> str:
         raise InputError("trainer.precision=16-mixed needs a GPU; on a CPU take bf16-mixed or 32-true")
     if config.precision != "auto":
         return config.precision
-    if accelerator == "gpu":
-        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        cpu = torch.cpu.get_capabilities()
-        has_bfloat16 = accelerator == "cpu" and bool(cpu.get("avx512_bf16") or cpu.get("amx_tile"))
+    has_bfloat16 = multiplies_bfloat16("cuda" if accelerator == "gpu" else accelerator)
     return "bf16-mixed" if has_bfloat16 else "32-true"
 
 

@@ -7,6 +7,7 @@ from torch import nn
 
 import mlm.optim as module
 from mlm.config.training import OptimizerConfig
+from mlm.cores import multiplies_bfloat16
 from mlm.optim import (
     NEWTON_SCHULZ_COEFFICIENTS,
     Muon,
@@ -72,14 +73,15 @@ def test_muon_equals_torch_up_to_bfloat16(shape, monkeypatch):
     assert (ours - theirs).norm() / moved < 0.02
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(48, 32), (32, 48), (32, 32)])
-def test_newton_schulz_keeps_the_singular_vectors_and_brings_the_values_near_one(shape):
+def test_newton_schulz_keeps_the_singular_vectors_and_brings_the_values_near_one(shape, dtype):
     torch.manual_seed(0)
     left, _, right = torch.linalg.svd(torch.randn(3, *shape), full_matrices=False)
     values = torch.logspace(-1.8, 0, 32)
     values = values / values.norm()
     assert values.min() > 0.005
-    result = newton_schulz((left * values) @ right).float()
+    result = newton_schulz(((left * values) @ right).to(dtype)).float()
     inner = left.mT @ result @ right.mT
     found = inner.diagonal(dim1=1, dim2=2)
     assert found.min() > 0.45
@@ -105,9 +107,29 @@ def test_newton_schulz_equals_its_steps_one_by_one(shape, smallest):
     def error(result):
         return (result.double() - exact).norm() / exact.norm()
 
-    ours, transposed = newton_schulz(matrices), newton_schulz(matrices.mT).mT
+    half, single = matrices.bfloat16(), matrices.float()
+    ours, transposed = newton_schulz(half), newton_schulz(half.mT).mT
     assert error(ours) < 2 * error(plain)
     assert error(ours) == pytest.approx(error(transposed).item(), rel=0.15)
+    assert error(newton_schulz(single)) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("fast", "dtype"),
+    [({"avx512_bf16": True}, torch.bfloat16), ({"amx_tile": True}, torch.bfloat16), ({}, torch.float32)],
+)
+def test_muon_multiplies_in_the_type_that_the_hardware_has(fast, dtype, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True} | fast)
+    multiplies_bfloat16.cache_clear()
+    weight = nn.Parameter(torch.randn(8, 8))
+    weight.grad = torch.randn(8, 8)
+    seen = []
+    monkeypatch.setattr(module, "newton_schulz", lambda x: seen.append(x.dtype) or newton_schulz(x))
+    try:
+        Muon([{"params": [weight], "lr": 0.1}], 0.9, 0.0).step()
+    finally:
+        multiplies_bfloat16.cache_clear()
+    assert seen == [dtype]
 
 
 def in_blocks(weight, down, across):
