@@ -60,7 +60,7 @@ def multiplies_bfloat16(device_type: str) -> bool:
     import torch
 
     if device_type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     cpu = torch.cpu.get_capabilities()
     return device_type == "cpu" and bool(cpu.get("avx512_bf16") or cpu.get("amx_tile"))
 
