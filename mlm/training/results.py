@@ -226,15 +226,24 @@ def _report_test(
 
 
 def warn_of_failure(summary: dict[str, Any]) -> None:
-    """Warn of a run that taught nothing, which scores may hide, and of validation examples of one class."""
+    """Warn of a run that learnt nothing, or no more than the most frequent class, and of one class only."""
+    hint = "the learning rate may be too high, the epochs too few, or the encoder hardly trained"
+    counts, is_classes = summary.get("examples_counts", {}), summary["label_type"] == "classification"
+    there = [label for label, count in counts.items() if count]
     if failed := summary["failed"]:
         named = [label for label, count in summary.get("predicted_counts", {}).items() if count]
         same = failed in SAME_ANSWER.values() and summary["label_type"] != "regression"
         answer = f": {', '.join(named) or 'none'}" if same else ""
-        hint = "the learning rate may be too high, the epochs too few, or the encoder hardly trained"
         log.warning("%s%s; %s", failed, answer, hint)
-    there = [label for label, count in summary.get("examples_counts", {}).items() if count]
-    if len(there) == 1 and summary["label_type"] == "classification":
+    elif is_classes and len(there) > 1:
+        most = max(counts, key=counts.__getitem__)
+        share, accuracy = (
+            n / sum(counts.values()) for n in (counts[most], sum(summary["right_counts"].values()))
+        )
+        if accuracy <= share:
+            text = "accuracy %.4f is not above the %.4f of always answering %s; %s"
+            log.warning(text, accuracy, share, most, hint)
+    if len(there) == 1 and is_classes:
         text = "all validation examples are of one class, %s: correlations are 0 there by definition"
         log.warning(text, there[0])
 

@@ -58,10 +58,28 @@ def test_reasons(losses, labels, logits, expected):
     ],
 )
 def test_warning_of_a_model_that_learnt_nothing(kind, failed, counts, message, caplog):
-    facts = {"predicted_counts": counts, "examples_counts": {"a": 2, "b": 1}}
+    facts = {
+        "predicted_counts": counts,
+        "examples_counts": {"a": 2, "b": 1},
+        "right_counts": {"a": 2, "b": 1},
+    }
     warn_of_failure({"label_type": kind, "failed": failed, **facts})
     assert message in caplog.text
     assert bool(caplog.text) == bool(message)
+
+
+@pytest.mark.parametrize(
+    ("right", "warns"), [({"a": 1, "b": 1}, True), ({"a": 2, "b": 0}, True), ({"a": 2, "b": 1}, False)]
+)
+def test_warning_of_a_model_no_better_than_the_most_frequent_class(right, warns, caplog):
+    counts = {
+        "predicted_counts": {"a": 2, "b": 1},
+        "examples_counts": {"a": 2, "b": 1},
+        "right_counts": right,
+    }
+    warn_of_failure({"label_type": "classification", "failed": None, **counts})
+    text = "accuracy 0.6667 is not above the 0.6667 of always answering a; the learning rate may be too high"
+    assert (text in caplog.text) == warns == bool(caplog.text)
 
 
 def test_warning_of_a_model_that_gives_every_text_the_same_score(caplog):
