@@ -211,8 +211,8 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     """Optimizer and gradient clipping."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    lr: AboveZero = 3e-4
-    """Peak learning rate, for small encoders; a hundred million parameters take 2e-5 to 8e-5."""
+    lr: AboveZero | None = None  # type: ignore[assignment]
+    """Peak learning rate; null: chosen for the encoder, see docs/finetuning.md."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.98)
     eps: AboveZero = 1e-6
     layer_decay: UpToOne = 1.0

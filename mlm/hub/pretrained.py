@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -34,6 +34,8 @@ CONFIG, WEIGHTS, PICKLED = "config.json", "model.safetensors", "pytorch_model.bi
 TOKENIZER_CONFIG, SENTENCES = "tokenizer_config.json", "sentence_bert_config.json"
 MODULES, POOLING = "modules.json", "1_Pooling"
 """How sentence-transformers makes a vector of a text: a list of modules, and the folder of one of them."""
+TOKENS = "pretraining_tokens"
+"""Entry in the metadata of our weights, see `pretraining_tokens`."""
 INDEX = ".index.json"
 """Suffix of the file that names the parts, if the weights are in several files."""
 UNTRAINED = "%s has no %s: initialised randomly, train before use"
@@ -148,6 +150,19 @@ def longest_row(folder: str | Path, config: ModelConfig) -> int | None:
     )
     known = [int(bound) for bound in bounds if isinstance(bound, int | float) and 0 < bound < 1e9]
     return min(known, default=None)  # transformers writes 1e30 for no bound
+
+
+def pretraining_tokens(folder: str | Path) -> int | None:
+    """Return how many tokens `mlm` trained a folder's model on from random weights; None: not known."""
+    path = model_folder(folder) / WEIGHTS
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            tokens = (file.metadata() or {}).get(TOKENS, "")
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged or incomplete: {error}") from None
+    return int(tokens) if tokens.isdecimal() else None
 
 
 def read_settings(folder: str | Path, name: str) -> Json:

@@ -33,6 +33,7 @@ from mlm.hub.pretrained import (
     POOLING,
     SENTENCES,
     TOKENIZER_CONFIG,
+    TOKENS,
     WEIGHTS,
     load_pretrained,
     read_settings,
@@ -77,6 +78,7 @@ def save_pretrained(
     card: str,
     rows: CheckRows | None = None,
     start: str | Path | None = None,
+    tokens: int | None = None,
 ) -> Path:
     """Write a model folder, completely or not at all; an existing model folder is replaced.
 
@@ -84,6 +86,7 @@ def save_pretrained(
     other process may write the folder at the same time. The model, on any device and in any mode, does not
     change. `rows` are real text to compare logits for (None: random tokens); the result is appended to the
     `card`. Settings of the tokenizer are kept from `start`, the model folder that training started from.
+    `tokens` are those of pretraining, see `pretraining_tokens`.
 
     Raises:
         InputError: the tokenizer is larger than the model's tables, the logits are not finite, `folder` holds
@@ -119,7 +122,8 @@ def save_pretrained(
     with replacing(folder, "place") as part:
         part.mkdir(parents=True)
         tensors = _their_tensors(family, model, num_tokens, config.position_offset)
-        (part / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
+        metadata = {"format": "pt"} | ({} if tokens is None else {TOKENS: str(tokens)})
+        (part / WEIGHTS).write_bytes(save(tensors, metadata=metadata))
         (part / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         for name, content in {CONFIG: described, TOKENIZER_CONFIG: settings, **others}.items():
             (part / name).parent.mkdir(exist_ok=True)

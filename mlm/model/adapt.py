@@ -30,6 +30,27 @@ def layer_decay(decay: float, num_layers: int) -> Callable[[str], float]:
     return lambda name: decay ** (num_layers + 1 - depth_of(name, num_layers))
 
 
+PUBLISHED_RATE, FRESH_RATE, HEAD_RATE = 0.03, 0.05, 1e-3
+"""Learning rates times the width after a long and a short pretraining, and that of a head alone."""
+FRESH_TOKENS = 100
+"""Fewer tokens of pretraining than so many for each parameter of the layers are a short one."""
+
+
+def default_rate(model: SequenceClassifier, tokens: int | None, frozen: object) -> tuple[float, str]:
+    """Return the learning rate that suits fine-tuning an encoder, and why; docs/finetuning.md has the scores.
+
+    `tokens` of pretraining, 0: random weights, None: a model published by others; `frozen` as in `freeze`.
+    """
+    width = model.config.hidden_size
+    if frozen == "encoder":
+        return HEAD_RATE, "only the head is trained"
+    size = sum(weight.numel() for weight in model.encoder.layers.parameters())
+    short = tokens is not None and tokens < FRESH_TOKENS * size
+    rate = float(f"{(FRESH_RATE if short else PUBLISHED_RATE) / width:.1g}")
+    kind = "random weights" if tokens == 0 else "a short pretraining" if short else "a long pretraining"
+    return rate, f"for width {width} after {kind}"
+
+
 def freeze(model: SequenceClassifier, what: int | Literal["embeddings", "encoder"] | None) -> None:
     """Exclude a part from training: the embeddings, them and a number of lowest layers, or the encoder.
 

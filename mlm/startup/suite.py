@@ -123,7 +123,7 @@ def check_same(config: FinetuneConfig, folder: Path) -> None:
     for key in sorted(before.keys() | now.keys()):
         if not key.startswith(MAY_CHANGE) and before.get(key) != now.get(key):
             raise InputError(
-                f"{key}={now.get(key)}, but {folder} was started with {before.get(key)}; "
+                f"{key}={in_words(now.get(key))}, but {folder} was started with {in_words(before.get(key))}; "
                 "continue with that, or take another --name"
             )
     lost = [task for task in stored.task if task not in config.task]

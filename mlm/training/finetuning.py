@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from mlm.config.finetune import SCRATCH, FinetuneConfig
 from mlm.config.model import ClassifierConfig, ModelConfig
@@ -28,9 +28,9 @@ from mlm.data.examples import LabelledBatch, class_weights
 from mlm.data.labelled import LabelledTask
 from mlm.evaluation.metrics import LabelledPredictions
 from mlm.evaluation.predictor import arguments
-from mlm.hub.pretrained import load_classifier
+from mlm.hub.pretrained import load_classifier, pretraining_tokens
 from mlm.launch import launched
-from mlm.model.adapt import freeze, layer_decay
+from mlm.model.adapt import default_rate, freeze, layer_decay
 from mlm.model.heads import SequenceClassifier
 from mlm.model.loss import summed_label_loss
 from mlm.optim import build_optimizer
@@ -44,9 +44,6 @@ from mlm.training.run import restore, run_training
 from mlm.training.run_folder import run_folder
 from mlm.training.summary import started_from
 from mlm.training.tracking import pretraining_run, resolve_tracking
-
-WIDE, HIGH_RATE = 512, 1e-4
-"""From this width on, a learning rate above this one causes a warning."""
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +79,17 @@ class FinetuneModule(StepModule):
             **shapes["classifier"] | {"labels": tuple(shapes["classifier"]["labels"])}
         )
         return SequenceClassifier(from_plain(ModelConfig, shapes["encoder"]), classifier)
+
+    def attach(self, model: nn.Module) -> None:
+        """Train this model, at the learning rate that suits it if none is configured."""
+        super().attach(model)
+        config = self.config
+        if config.optimizer.lr is None:
+            tokens = 0 if config.model == SCRATCH else pretraining_tokens(str(config.model))
+            rate, reason = default_rate(self.model, tokens, config.trainer.freeze)
+            log.info("learning rate %g: %s; optimizer.lr sets another", rate, reason)
+            self.config = replace(config, optimizer=replace(config.optimizer, lr=rate))
+            self.hparams["config"] = to_plain(self.config)
 
     def describe_model(self) -> dict[str, Any]:
         """Return the shapes of encoder and classifier in plain values."""
@@ -224,9 +232,6 @@ def build_model(config: FinetuneConfig, task: LabelledTask, tokenizer: Tokenizer
         model = SequenceClassifier(replace(shape, pooling=config.head.pooling or shape.pooling), head)
     else:
         model = load_classifier(str(config.model), head, config.head.pooling)
-    width, rate = model.config.hidden_size, config.optimizer.lr
-    if width >= WIDE and rate > HIGH_RATE:
-        log.warning("optimizer.lr=%g is high for an encoder of width %d; 2e-5 to 8e-5 are usual", rate, width)
     freeze(model, config.trainer.freeze)
     model.encoder.gradient_checkpointing = config.trainer.gradient_checkpointing
     if config.trainer.compile:

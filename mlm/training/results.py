@@ -28,7 +28,7 @@ from mlm.evaluation.metrics import (
 )
 from mlm.evaluation.predictor import arguments, predict_logits
 from mlm.files import write_json
-from mlm.hub.pretrained import longest_row
+from mlm.hub.pretrained import longest_row, pretraining_tokens
 from mlm.hub.saving import model_card, save_pretrained
 from mlm.model.loss import summed_label_loss
 from mlm.training.datamodule import FinetuneDataModule
@@ -95,7 +95,7 @@ def finish_finetuning(
 
     `logits` (N, C) are those of the validation examples, None if not known for the weights of step `kept`.
     """
-    config, task, parts, model, progress = data.config, data.task, data.parts, module.model, module.progress
+    config, task, parts, model, progress = module.config, data.task, data.parts, module.model, module.progress
     model.eval()
     if trainer is not None:
         model.to(trainer.strategy.root_device)  # Lightning has put it back on the CPU
@@ -187,6 +187,7 @@ def _save_model(
         ),
         rows=arguments(model, data.parts.validation[np.arange(min(len(data.parts.validation), CHECKED))]),
         start=start,
+        tokens=None if config.model == SCRATCH else pretraining_tokens(str(config.model)),
     )
 
 

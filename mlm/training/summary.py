@@ -109,6 +109,7 @@ def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason:
             "attention_mask": mask.long(),
         },
         start=start,
+        tokens=None if config.init else progress.tokens,
     )
     from mlm.training.plots import plot_losses  # loads matplotlib
 

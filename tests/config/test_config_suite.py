@@ -103,7 +103,7 @@ def test_values_of_a_recipe_reach_the_run():
     }
     assert settings["mnli"] == (5e-5, 0.1, 3, 48)
     assert settings["rte"] == (1e-5, 1.0, 3, 16)
-    assert settings["wnli"] == (3e-4, 0.01, 3, 32)  # no entry: the defaults
+    assert settings["wnli"] == (None, 0.01, 3, 32)  # no entry: the defaults
     assert runs["mrpc"].schedule.warmup_fraction == 0.06
     assert parse("--config", "glue", "--task", "mrpc").optimizer.lr == 2e-5
 
@@ -217,10 +217,10 @@ def test_suite_goes_on_with_the_same_options_only(capsys):
     assert parse(*words) == config
     assert parse("--task", "cola,rte,wnli", "--seeds", "1,2", "--logging.wandb", "disabled").seeds == [1, 2]
     assert refusal(capsys, *words, "--optimizer.lr", "1e-5") == (
-        "finetune.py: error: optimizer.lr=1e-05, but runs/x was started with 0.0003; continue with that, "
+        "finetune.py: error: optimizer.lr=1e-05, but runs/x was started with null; continue with that, "
         "or take another --name\n"
     )
-    assert "recipes=[{'task': 'rte'" in refusal(capsys, *words, "--recipes", "{task: rte, lr: [1e-5]}")
+    assert "recipes={'task': 'rte'" in refusal(capsys, *words, "--recipes", "{task: rte, lr: [1e-5]}")
     assert "selection=dev, but" in refusal(capsys, *words, "--selection", "dev")
     exists = "the run folder runs/x exists; take another --name, or use --resume\n"
     assert exists in refusal(capsys, "--task", "cola")
