@@ -94,6 +94,7 @@ BERT = Family(
     untied_copies={"cls.predictions.bias": "cls.predictions.decoder.bias"},
     ignored=r"bert\.pooler|bert\.embeddings\.position_ids|cls\.(predictions|seq)|classifier|qa_",
     poolings=("cls_tanh",),
+    pooler="bert.pooler.dense",
     dropout_path="hidden_dropout_prob",
 )
 
@@ -130,6 +131,7 @@ ROBERTA = replace(
         "classifier": "classifier.out_proj",
     },
     untied_copies={"lm_head.bias": "lm_head.decoder.bias"},
+    pooler="roberta.pooler.dense",
     positions_follow_padding=True,
     ignored=r"roberta\.pooler|roberta\.embeddings\.position_ids|lm_head|classifier|qa_",
 )
@@ -190,6 +192,7 @@ DISTILBERT = Family(
 ELECTRA = replace(
     BERT,
     model_type="electra",
+    pooler="",
     architecture="ElectraForMaskedLM",
     classifier="ElectraForSequenceClassification",
     assumed=lambda written: _assumed_by_bert(written) | {"pooling": "cls_gelu"},

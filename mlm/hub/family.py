@@ -62,6 +62,8 @@ class Family:
     """Pattern of the beginning of names that a model with another head does not need; by default none."""
     poolings: Sequence[str] = get_args(Pooling)
     """Values of `ModelConfig.pooling` that the classifier supports."""
+    pooler: str = ""
+    """Layer above the encoder that the class without a head draws at random if the file lacks it."""
     positions_follow_padding: bool = False
     """Whether the first token takes the row after the padding id in the table of positions."""
     dropout_path: str = ""

@@ -36,6 +36,8 @@ MODULES, POOLING = "modules.json", "1_Pooling"
 """How sentence-transformers makes a vector of a text: a list of modules, and the folder of one of them."""
 TOKENS = "pretraining_tokens"
 """Entry in the metadata of our weights, see `pretraining_tokens`."""
+UNTRAINED_POOLER = "untrained_pooler"
+"""Entry that names a pooler which nobody has trained: it is there for tools that would draw their own."""
 INDEX = ".index.json"
 """Suffix of the file that names the parts, if the weights are in several files."""
 UNTRAINED = "%s has no %s: initialised randomly, train before use"
@@ -98,6 +100,8 @@ def load_classifier(
     head = new or own
     assert head, "one of the two exists"
     tensors = _read_weights(folder, family, config)
+    if UNTRAINED_POOLER in _read_metadata(folder):
+        tensors = _without(tensors, family.names_of("pooler.dense"))
     # the transform of a masked-LM head may be narrower than the pooler, and layers of another pooling differ
     is_narrow = not family.is_classifier(written) and config.output_width != config.hidden_size
     if is_narrow or pooling not in (None, config.pooling):
@@ -154,15 +158,20 @@ def longest_row(folder: str | Path, config: ModelConfig) -> int | None:
 
 def pretraining_tokens(folder: str | Path) -> int | None:
     """Return how many tokens `mlm` trained a folder's model on from random weights; None: not known."""
-    path = model_folder(folder) / WEIGHTS
+    tokens = _read_metadata(model_folder(folder)).get(TOKENS, "")
+    return int(tokens) if tokens.isdecimal() else None
+
+
+def _read_metadata(folder: Path) -> dict[str, str]:
+    """Return what the weights of a folder say of themselves; empty if they are no safetensors file."""
+    path = folder / WEIGHTS
     if not path.is_file():
-        return None
+        return {}
     try:
         with safe_open(path, "pt") as file:
-            tokens = (file.metadata() or {}).get(TOKENS, "")
+            return file.metadata() or {}
     except SafetensorError as error:
         raise InputError(f"{path} is damaged or incomplete: {error}") from None
-    return int(tokens) if tokens.isdecimal() else None
 
 
 def read_settings(folder: str | Path, name: str) -> Json:

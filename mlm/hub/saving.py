@@ -34,6 +34,7 @@ from mlm.hub.pretrained import (
     SENTENCES,
     TOKENIZER_CONFIG,
     TOKENS,
+    UNTRAINED_POOLER,
     WEIGHTS,
     load_pretrained,
     read_settings,
@@ -123,6 +124,9 @@ def save_pretrained(
         part.mkdir(parents=True)
         tensors = _their_tensors(family, model, num_tokens, config.position_offset)
         metadata = {"format": "pt"} | ({} if tokens is None else {TOKENS: str(tokens)})
+        if family.pooler and isinstance(model, MaskedLM):
+            tensors |= _untrained_pooler(family, model.config)
+            metadata |= {UNTRAINED_POOLER: family.pooler}
         (part / WEIGHTS).write_bytes(save(tensors, metadata=metadata))
         (part / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         for name, content in {CONFIG: described, TOKENIZER_CONFIG: settings, **others}.items():
@@ -159,6 +163,13 @@ def _their_tensors(
         copies = family.untied_copies.items()
         result |= {copy: result[name].clone() for name, copy in copies if name in result}
     return result
+
+
+def _untrained_pooler(family: Family, config: ModelConfig) -> dict[str, Tensor]:
+    """Return random weights, always the same: without them every load would draw others, and warn."""
+    size, generator = config.hidden_size, torch.Generator().manual_seed(0)
+    weight = torch.randn(size, size, generator=generator) * config.initializer_range
+    return {f"{family.pooler}.weight": weight, f"{family.pooler}.bias": torch.zeros(size)}
 
 
 @torch.no_grad()
@@ -215,7 +226,8 @@ def _stock_reader(folder: Path, stock_class: str) -> dict[str, Callable[..., Ten
         messages.set_verbosity_error()
         messages.disable_progress_bar()
         theirs, info = kind.from_pretrained(folder, output_loading_info=True)
-    if odd := {fault: names for fault, names in info.items() if names}:
+    odd = {fault: {name for name in names if ".pooler." not in name} for fault, names in info.items()}
+    if odd := {fault: names for fault, names in odd.items() if names}:
         raise InputError(f"transformers cannot read it ({odd}), so it is not saved; {NEXT}")
     theirs.eval()
     return {f"{stock_class} of transformers {transformers.__version__}": lambda **rows: theirs(**rows).logits}
