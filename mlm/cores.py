@@ -34,7 +34,7 @@ def busy_seconds(stat: Path = STAT) -> float | None:
     """Return the busy time of the cores in the affinity mask, counted from the boot; None: not Linux."""
     with suppress(OSError, ValueError, AttributeError):  # the last where there is no affinity mask
         cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-        rows = [line.split() for line in stat.read_text().splitlines() if line]
+        rows = [line.split() for line in stat.read_text(encoding="utf-8").splitlines() if line]
         ticks = [[int(word) for word in row[1:9]] for row in rows if row[0] in cores]
         idle = sum(idle + waiting for _, _, _, idle, waiting, *_ in ticks)
         return (sum(map(sum, ticks)) - idle) / os.sysconf("SC_CLK_TCK") if ticks else None
@@ -77,7 +77,7 @@ def _quotas(own_groups: Path, groups: Path) -> Iterator[float]:
     """Yield the cores that the groups of this process, and the groups around them, allow."""
     with suppress(OSError):
         # A group may have any name that a folder may have.
-        for line in own_groups.read_text(errors="surrogateescape").split("\n"):
+        for line in own_groups.read_text("utf-8", errors="surrogateescape").split("\n"):
             _, controllers, place = line.split(":", 2) if line.count(":") > 1 else ("", "none", "")
             if controllers and "cpu" not in controllers.split(","):
                 continue
@@ -92,9 +92,9 @@ def _quotas(own_groups: Path, groups: Path) -> Iterator[float]:
 
 def _limits(group: Path) -> Iterator[float]:
     with suppress(OSError, ValueError, ArithmeticError):  # "max 100000": no limit
-        quota, period = (group / "cpu.max").read_text().split()
+        quota, period = (group / "cpu.max").read_text("utf-8").split()
         yield int(quota) / int(period)
     with suppress(OSError, ValueError, ArithmeticError):
-        quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        quota, period = ((group / f"cpu.cfs_{name}_us").read_text("utf-8") for name in ("quota", "period"))
         if int(quota) > 0:
             yield int(quota) / int(period)

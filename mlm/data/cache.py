@@ -148,7 +148,7 @@ def _entry(path: Path) -> CacheEntry:
     about = ""
     for name in ("manifest.json", "facts.json"):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            facts = json.loads((path / name).read_text())
+            facts = json.loads((path / name).read_text("utf-8"))
             about = f"{facts['num_tokens']:,} tokens of " if "num_tokens" in facts else ""
             about += shorten([source["path"] for source in facts["sources"]])
     size, used = sum(stat.st_size for stat in stats), max(stat.st_mtime for stat in stats)

@@ -125,7 +125,7 @@ def prepare_tokenizer(text: Text, config: TokenizerConfig) -> Tokenizer:
             with replacing(folder) as temporary:
                 temporary.mkdir()
                 (temporary / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-                (temporary / "facts.json").write_text(json.dumps(facts, indent=1))
+                (temporary / "facts.json").write_text(json.dumps(facts, indent=1), "utf-8")
     mark_used(folder)
     with reading(folder):
         tokenizer = load_tokenizer(folder)
@@ -282,9 +282,9 @@ def _split_and_pack(store: TokenStore, config: CorpusConfig, tokenizer: Tokenize
                 log_share = np.log((counts[0] + 1) / (counts[0].sum() + len(counts[0])))
                 entropy = float(-(counts[1] * log_share).sum() / counts[1].sum())
                 facts = {"parts": mix, "unigram_entropy": entropy}
-                (temporary / "facts.json").write_text(json.dumps(facts))
+                (temporary / "facts.json").write_text(json.dumps(facts), "utf-8")
     with reading(folder):
-        facts = json.loads((folder / "facts.json").read_text())
+        facts = json.loads((folder / "facts.json").read_text("utf-8"))
         names = [source.path for source in config.sources]
         parts = tuple(Part(rows, per_block, names[source]) for rows, per_block, source in facts["parts"])
         train_rows, validation_rows = (

@@ -60,7 +60,7 @@ class TokenStore:
     def __init__(self, folder: Path):
         self.folder = folder
         with reading(folder):
-            self.manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+            self.manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text("utf-8"))
             self._maps = [_map_file(folder / name) for name in self.manifest["shards"]]
             self._shards = [_open_shard(mapped) for mapped in self._maps]
             self._values = [_view(shard.column("input_ids").values) for shard in self._shards]
@@ -202,7 +202,7 @@ def finish_store(
         remove(leftover)
     manifest = {"version": STORE_VERSION, **totals, **facts, "sources": counted, "shards": names}
     with replacing(partial / "manifest.json") as temporary:
-        temporary.write_text(json.dumps(manifest, indent=1))
+        temporary.write_text(json.dumps(manifest, indent=1), "utf-8")
     partial.rename(folder)
     return TokenStore(folder)
 
@@ -340,6 +340,6 @@ def distinct_texts(texts: Iterable[str]) -> Iterator[str]:
 def _memory() -> int:
     """Return the resident memory of this process in bytes; 0 where /proc is missing."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text("utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0

@@ -6,6 +6,7 @@ The keys of a run to resume or to branch off are read from its folder, as is the
 from __future__ import annotations
 
 import io
+import locale
 import logging
 import os
 import re
@@ -54,6 +55,10 @@ def parse_config(cls: type[C], argv: Sequence[str] | None = None, *, prog: str) 
             stream.reconfigure(errors="backslashreplace")  # what the screen cannot show must not end the run
     with one_line_errors(prog):
         check_platform()
+        unread = [word for word in words if re.search("[\ud800-\udfff]", word)]
+        known = not unread or locale.getencoding().lower() in ("utf-8", "utf8") or sys.flags.utf8_mode
+        rule = f"is not {locale.getencoding()}, the encoding of this locale: set PYTHONUTF8=1"
+        require(bool(known), "argument", ", ".join(unread), rule)
         if HELP & set(words):
             from mlm.config.help import format_help
 

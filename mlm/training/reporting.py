@@ -48,7 +48,10 @@ class MetricsTable(StepCallback):
         step, self._tokens = module.progress.step, module.progress.tokens
         if trainer.is_global_zero:
             kept = [row for row in read_metrics(self.path) if row["step"] <= step]
-            with replacing(self.path, "place") as partial, partial.open("w", newline="") as file:
+            with (
+                replacing(self.path, "place") as partial,
+                partial.open("w", newline="", encoding="utf-8") as file,
+            ):
                 writer = csv.DictWriter(file, self.columns)
                 writer.writeheader()
                 writer.writerows(kept if step else [])
@@ -84,7 +87,7 @@ class MetricsTable(StepCallback):
         rows = [{name: _number(value) for name, value in row.items()} for row in self._rows]
         size = self.path.stat().st_size if self.path.exists() else 0
         try:
-            with self.path.open("a", newline="") as file:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, self.columns).writerows(rows)
         except OSError as error:
             log.warning("cannot write %s: %s", self.path, error.strerror)

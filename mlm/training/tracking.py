@@ -182,7 +182,7 @@ def tracked_folders(folder: Path) -> tuple[list[Path], list[Path]]:
 def tracked_step(folder: Path) -> int:
     """Return the newest step that the tracked run of a run folder has, -1 if none."""
     try:
-        return int((folder / "wandb" / NEWEST_STEP).read_text())
+        return int((folder / "wandb" / NEWEST_STEP).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return -1
 
