@@ -7,6 +7,7 @@
 
 import csv
 import io
+import math
 import shlex
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ from typing import Any, Self, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 
 from mlm.config.errors import InputError
 from mlm.data.formats import BLOCK_BYTES, ReadReport, StoredBytes, decompressed, good_lines, one_line
@@ -108,7 +110,9 @@ def _choose_column(name: str, columns: list[str], worded: list[str], column: str
         columns = list(map(shortened, columns))
         raise InputError(f"{name}: {wanted}, and none of its columns holds words: {shorten(columns)}")
     choices = ", ".join(shortened(str(choice)) for choice in worded[:20])
-    example = shlex.quote(f"{{path: {name}, text_column: {shortened(str(worded[0]))}}}")
+    source = {"path": name, "text_column": str(worded[0])}
+    in_one_line = {"default_flow_style": True, "width": math.inf}
+    example = shlex.quote(yaml.safe_dump(source, **in_one_line, allow_unicode=True, sort_keys=False).strip())
     rule = f"set text_column of this source to one of: {choices}; as in --data.sources {example}"
     raise InputError(f"{name}: {wanted}; {rule}")
 
