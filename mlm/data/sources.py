@@ -5,6 +5,7 @@
 - hub data sets are streamed; before reading, only their current commit is known
 """
 
+import gc
 import glob
 import logging
 import math
@@ -229,9 +230,13 @@ def data_set_rows(path: str, named: bool = False) -> Iterator[tuple[str, dict[st
     data = open_data_set(path)
     features = (data.features or {}) if named else {}
     classes = {key: label.names for key, label in features.items() if isinstance(label, datasets.ClassLabel)}
-    with readable(path, Exception):
-        for number, row in enumerate(data, 1):
-            for key, names in classes.items():
-                if row[key] in range(len(names)):
-                    row[key] = names[row[key]]
-            yield f"row {number}", row
+    try:
+        with readable(path, Exception):
+            for number, row in enumerate(data, 1):
+                for key, names in classes.items():
+                    if row[key] in range(len(names)):
+                        row[key] = names[row[key]]
+                yield f"row {number}", row
+    finally:
+        del data
+        gc.collect()  # a reader of parquet that is left when Python ends can abort it: apache/arrow 45214
