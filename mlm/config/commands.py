@@ -240,6 +240,8 @@ class EvaluateConfig:
         hint = "is about training; leave it out"
         unused = ("validation_fraction", "max_validation_tokens", "num_workers")
         require_defaults(self.data, unused, hint, "data.")
+        paths = [source.path for source in self.data.validation]
+        require(not paths, "data.validation", paths, f"{hint}, and give the text as data.sources")
         require_defaults(self.masking, ("mask_rate", "final_mask_rate"), hint, "masking.")
         both = self.input is not None and self.data != CorpusConfig()
         require(not both, "input", self.input, "and data.* are two texts; give one of them")

@@ -86,6 +86,7 @@ class PretrainModule(StepModule):
             "optimizer.name": config.optimizer.name,
             **started_from(config.init),
             **{f"data.{name}": getattr(config.data, name) for name in rows},
+            "data.validation": corpus.validation.store.folder.name if config.data.validation else None,
             **{f"model.{name}": value for name, value in to_plain(self.model.config).items()},
         }
 

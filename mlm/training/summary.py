@@ -36,6 +36,8 @@ SCORED_ROWS = 32
 """Held-out rows a pass where no Trainer says how many fit."""
 WORSE = 0.02
 """Nats of validation loss, above the noise of frozen masks, from which a model counts as worse."""
+LOCAL_FACTS = ("model_dir", "branch", "init", "best", "validation_sources")
+"""Entries of the summary that the card leaves out: they mean nothing on another machine."""
 CHECKED = 4
 """Held-out rows or examples on which the saved model is compared with the trained one."""
 
@@ -68,6 +70,7 @@ def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason:
         "val_masked_accuracy": progress.last["masked_accuracy"],
         "unigram_entropy": corpus.unigram_entropy,
         "sources": corpus.store.sources,
+        **({"validation_sources": corpus.validation.store.sources} if config.data.validation else {}),
         **provenance(corpus),
         "vocab_size": corpus.tokenizer.get_vocab_size(),
         "num_parameters": sum(count_parameters(model.config).values()),
@@ -84,8 +87,7 @@ def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason:
         **({"init": config.init} if config.init else {}),
         **started_from(config.init),
     }
-    # A folder of this machine means nothing to a reader of the card.
-    facts = {name: summary[name] for name in summary if name not in ("model_dir", "branch", "init", "best")}
+    facts = {name: summary[name] for name in summary if name not in LOCAL_FACTS}
     facts["sources"] = ", ".join(Path(source.path).name for source in config.data.sources)
     start, rows = folder / "tokenizer" if config.init else None, corpus.validation
     # The first document of a row, as a model that knows nothing of packing gets it.
