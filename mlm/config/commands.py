@@ -61,7 +61,7 @@ class PretrainConfig(RunConfig):
     init: UserPath | None = None
     """Model folder or hub's OWNER/NAME to start from, with its tokenizer."""
     init_required: bool = False
-    """Refuse to start from random weights: for recipes that continue to train a model."""
+    """Refuse random weights: for recipes that continue to train a model."""
     branch: str | None = None
     """Run or checkpoint to start from, with optimizer state and settings."""
     data: CorpusConfig = field(default_factory=CorpusConfig)

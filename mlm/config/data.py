@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Annotated, Literal
 
 from mlm.config.errors import InputError, require, require_defaults
@@ -80,6 +81,20 @@ class SourceConfig:
         return self.path != PYTHON_DOCS and not self.path.startswith(HUB_PREFIX) and "://" not in self.path
 
 
+def source_names(sources: list[SourceConfig]) -> list[str]:
+    """Return a short name of each source: the stem of its file, folder or data set, made unique."""
+    names: list[str] = []
+    for source in sources:
+        place = re.sub(r"^.*://|[?#].*$|@.*$|:[^:/]*$", "", source.path)
+        parts = [
+            re.sub(r"\W+", "-", part.lstrip(".").partition(".")[0]).strip("-") for part in place.split("/")
+        ]
+        stem = next(filter(None, reversed(parts)), "source")
+        numbered = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
+        names.append(next(name for name in numbered if name not in names))
+    return names
+
+
 @schema("data.")
 class CorpusConfig:
     """Documents, rows and the held-out part."""
@@ -87,7 +102,7 @@ class CorpusConfig:
     sources: list[SourceConfig] = field(default_factory=lambda: [SourceConfig(PYTHON_DOCS)])
     """File, folder, glob, python-docs, hub:OWNER/NAME[@CONFIG][:SPLIT], or several as a,b."""
     validation: list[SourceConfig] = field(default_factory=list)
-    """Texts to validate on, written as sources; then no training text is held out. Empty: hold some out."""
+    """Texts to validate on, as sources; nothing is then held out. Empty: hold out a share."""
     document: DocumentRule = "auto"
     """One document of a text file; auto: paragraph if it has blank lines, else line."""
     seq_len: Annotated[RowLength, rule(f"must be at most {MAX_ROW}", MAX_ROW.__ge__)] = 128
@@ -130,6 +145,12 @@ class CorpusConfig:
             require_defaults(self, ("validation_fraction",), hint, "data.")
         weighted = [source.path for source in self.validation if source.weight is not None]
         require(not weighted, "data.validation", weighted, "have a weight; only data.sources are weighted")
+
+    @property
+    def validated_sources(self) -> list[str]:
+        """The names of the sources whose losses a validation reports; empty for a single source."""
+        sources = self.validation or self.sources
+        return source_names(sources) if len(sources) > 1 else []
 
     @property
     def validation_text(self) -> CorpusConfig | None:

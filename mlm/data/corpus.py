@@ -284,11 +284,11 @@ def _split_and_pack(
                 for of, spans in ((store, train), (own or store, validation))
             ]
             table, mix = _pack_mix(store, train, config)
-            held_out = pack_documents(validation, config.seq_len, config.packing)
+            validation_table = pack_documents(validation, config.seq_len, config.packing)
             with replacing(folder) as temporary:
                 temporary.mkdir()
                 _save_table(temporary / "train", table)
-                _save_table(temporary / "validation", held_out)
+                _save_table(temporary / "validation", validation_table)
                 # -sum_v q(v) ln p(v): q are the validation shares, p those of the training counts plus one
                 log_share = np.log((counts[0] + 1) / (counts[0].sum() + len(counts[0])))
                 entropy = float(-(counts[1] * log_share).sum() / counts[1].sum())
@@ -298,10 +298,11 @@ def _split_and_pack(
         facts = json.loads((folder / "facts.json").read_text())
         names = [source.path for source in config.sources]
         parts = tuple(Part(rows, per_block, names[source]) for rows, per_block, source in facts["parts"])
-        train_rows, validation_rows = (
-            Rows(of, _load_table(folder / name), special, config.seq_len, config.packing, its_parts)
-            for name, of, its_parts in (("train", store, parts), ("validation", own or store, ()))
-        )
+        shape, held_out = (special, config.seq_len, config.packing), own or store
+        counted = np.cumsum([0] + [source["num_tokens"] for source in held_out.sources[:-1]]).tolist()
+        bounds = tuple(counted if config.validated_sources else ())
+        train_rows = Rows(store, _load_table(folder / "train"), *shape, parts)
+        validation_rows = Rows(held_out, _load_table(folder / "validation"), *shape, bounds=bounds)
         entropy = facts["unigram_entropy"]
         if own:
             shared, number = facts["overlap"]

@@ -52,8 +52,12 @@ def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason:
         masking = build_masking(config.masking, config.masking.validation_mask_rate, corpus.tokenizer)
         size = min(config.trainer.rows_per_step, SCORED_ROWS)
         batches = frozen_batches(corpus.validation, masking, size)
-        progress.last = score_batches(model.eval(), batches, next(model.parameters()).device, sync=False)
+        device, sources = next(model.parameters()).device, config.data.validated_sources
+        progress.last = score_batches(model.eval(), batches, device, sync=False, sources=sources)
     assert progress.last, "and ends with one"
+    by_source = {
+        name.removeprefix("loss/"): loss for name, loss in progress.last.items() if name.startswith("loss/")
+    }
     loss, step = progress.lowest or (math.inf, 0)
     if progress.last["loss"] > loss + WORSE:
         best = "" if config.trainer.keep == "best" else "--trainer.keep best, "
@@ -66,6 +70,7 @@ def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason:
     summary = {
         "loss_first": progress.first["loss"],
         "val_loss": progress.last["loss"],
+        **({"val_loss_by_source": by_source} if by_source else {}),
         "val_perplexity": progress.last["perplexity"],
         "val_masked_accuracy": progress.last["masked_accuracy"],
         "unigram_entropy": corpus.unigram_entropy,
