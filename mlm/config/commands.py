@@ -61,7 +61,7 @@ class PretrainConfig(RunConfig):
     init: UserPath | None = None
     """Model folder or hub's OWNER/NAME to start from, with its tokenizer."""
     init_required: bool = False
-    """Refuse to start from random weights: for recipes that continue to train a model."""
+    """Refuse random weights: for recipes that continue to train a model."""
     branch: str | None = None
     """Run or checkpoint to start from, with optimizer state and settings."""
     data: CorpusConfig = field(default_factory=CorpusConfig)
@@ -240,6 +240,8 @@ class EvaluateConfig:
         hint = "is about training; leave it out"
         unused = ("validation_fraction", "max_validation_tokens", "num_workers")
         require_defaults(self.data, unused, hint, "data.")
+        paths = [source.path for source in self.data.validation]
+        require(not paths, "data.validation", paths, f"{hint}, and give the text as data.sources")
         require_defaults(self.masking, ("mask_rate", "final_mask_rate"), hint, "masking.")
         both = self.input is not None and self.data != CorpusConfig()
         require(not both, "input", self.input, "and data.* are two texts; give one of them")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Annotated, Literal
 
-from mlm.config.errors import InputError, require
+from mlm.config.errors import InputError, require, require_defaults
 from mlm.config.schema import (
     AboveZero,
     Encoding,
@@ -45,13 +46,13 @@ class HubName:
     """Split such as train or train[:1%]; None: train."""
 
     @classmethod
-    def parse(cls, text: str) -> HubName:
+    def parse(cls, text: str, key: str = "data.sources") -> HubName:
         """Split the path of a source; raise InputError if it does not follow the pattern."""
         name = r"[A-Za-z0-9][\w.-]*"
         match = re.fullmatch(rf"{HUB_PREFIX}({name}/{name})(?:@([^@:\s]+))?(?::(\S+))?", text)
         if match is None:
             form = f"{text} is not of the form hub:OWNER/NAME[@CONFIG][:SPLIT]"
-            raise InputError(f"data.sources: {form}", "data.sources")
+            raise InputError(f"{key}: {form}", key)
         return cls(*match.groups())
 
 
@@ -80,12 +81,28 @@ class SourceConfig:
         return self.path != PYTHON_DOCS and not self.path.startswith(HUB_PREFIX) and "://" not in self.path
 
 
+def source_names(sources: list[SourceConfig]) -> list[str]:
+    """Return a short name of each source: the stem of its file, folder or data set, made unique."""
+    names: list[str] = []
+    for source in sources:
+        place = re.sub(r"^.*://|[?#].*$|@.*$|:[^:/]*$", "", source.path)
+        parts = [
+            re.sub(r"\W+", "-", part.lstrip(".").partition(".")[0]).strip("-") for part in place.split("/")
+        ]
+        stem = next(filter(None, reversed(parts)), "source")
+        numbered = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
+        names.append(next(name for name in numbered if name not in names))
+    return names
+
+
 @schema("data.")
 class CorpusConfig:
     """Documents, rows and the held-out part."""
 
     sources: list[SourceConfig] = field(default_factory=lambda: [SourceConfig(PYTHON_DOCS)])
     """File, folder, glob, python-docs, hub:OWNER/NAME[@CONFIG][:SPLIT], or several as a,b."""
+    validation: list[SourceConfig] = field(default_factory=list)
+    """Texts to validate on, as sources; nothing is then held out. Empty: hold out a share."""
     document: DocumentRule = "auto"
     """One document of a text file; auto: paragraph if it has blank lines, else line."""
     seq_len: Annotated[RowLength, rule(f"must be at most {MAX_ROW}", MAX_ROW.__ge__)] = 128
@@ -123,6 +140,24 @@ class CorpusConfig:
         without = [source.path for source in self.sources if source.weight is None]
         all_or_none = len(without) in (0, len(self.sources))
         require(all_or_none, "data.sources", without, "have no weight; give it to all, or none")
+        if self.validation:
+            hint = "conflicts with data.validation, which is validated on instead; leave out one of them"
+            require_defaults(self, ("validation_fraction",), hint, "data.")
+        weighted = [source.path for source in self.validation if source.weight is not None]
+        require(not weighted, "data.validation", weighted, "have a weight; only data.sources are weighted")
+
+    @property
+    def validated_sources(self) -> list[str]:
+        """The names of the sources whose losses a validation reports; empty for a single source."""
+        sources = self.validation or self.sources
+        return source_names(sources) if len(sources) > 1 else []
+
+    @property
+    def validation_text(self) -> CorpusConfig | None:
+        """The texts of `validation` as a corpus, read like the training text; None if some is held out."""
+        if not self.validation:
+            return None
+        return replace(self, sources=self.validation, validation=[], max_documents=None)
 
 
 @schema("tokenizer.")

@@ -4,7 +4,7 @@ B rows, S tokens a row, M slots for predictions.
 """
 
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ class MaskedBatch(TypedDict):
     num_masked: int  # to predict
     num_hidden: int  # to predict, shown as [MASK]
     num_random: int  # to predict, shown as another ordinary token
+    sources: NotRequired[Tensor]  # (B, M) int64 source of the tokens to predict, where rows tell them apart
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Rows:
     seq_len: int
     packing: PackingMode
     parts: tuple[Part, ...] = ()  # of a weighted mix; empty: all rows are equal
+    bounds: tuple[int, ...] = ()  # place in the store where each source begins; empty: not told apart
 
     def __len__(self) -> int:
         return len(self.table)
@@ -100,6 +102,17 @@ class Rows:
                 documents[out, begin:at] = 1 if run_on else piece - first + 1
         return ids, documents
 
+    def sources(self, rows: Ints, places: Ints) -> Ints:
+        """Return the number of the source of the tokens at `places` (B, M) of `rows` (B,), each (B, M)."""
+        run_on, found = self.packing == "concat", np.empty_like(places)
+        starts, lengths = self.table.pieces.starts, self.table.pieces.lengths
+        for out, row in enumerate(rows.tolist()):
+            first, last = self.table.offsets[row : row + 2]
+            ends = run_on + np.cumsum(lengths[first:last] + (1 if run_on else 2))  # with the special tokens
+            piece = np.searchsorted(ends, places[out], side="right")
+            found[out] = np.searchsorted(self.bounds, starts[first:last][piece], side="right") - 1
+        return found
+
 
 @dataclass(frozen=True)
 class MaskedRows(Dataset[MaskedBatch]):
@@ -115,7 +128,7 @@ class MaskedRows(Dataset[MaskedBatch]):
         used = masked.labels != IGNORE_INDEX
         shown = np.take_along_axis(masked.input_ids, masked.masked_positions, axis=1)
         hidden = used & (shown == self.masking.mask_id)
-        return MaskedBatch(
+        found = MaskedBatch(
             input_ids=torch.from_numpy(masked.input_ids),
             attention_mask=torch.from_numpy(documents),
             masked_positions=torch.from_numpy(masked.masked_positions),
@@ -126,6 +139,9 @@ class MaskedRows(Dataset[MaskedBatch]):
             num_hidden=int(hidden.sum()),
             num_random=int((used & ~hidden & (shown != masked.labels)).sum()),
         )
+        if self.rows.bounds:
+            found["sources"] = torch.from_numpy(self.rows.sources(batch.rows, masked.masked_positions))
+        return found
 
 
 def build_masking(config: MaskingConfig, rate: float, tokenizer: Tokenizer) -> Masking:

@@ -5,7 +5,8 @@
 
 - vocabulary: key of the source contents and the tokenizer settings
 - token store: key of the source contents and the tokenizer's bytes
-- row tables: in the store's folder, key of row length, packing, held-out part, deduplication and weights
+- row tables: in the store's folder, key of row length, packing, held-out part, deduplication and weights; own
+  validation text has a store of its own, whose key is added
 """
 
 import json
@@ -72,7 +73,9 @@ def prepare_corpus(config: CorpusConfig, tokenizer_config: TokenizerConfig) -> C
     """Read, tokenize, clean, split and pack a corpus, or reuse the cache."""
     tokenizer, store = prepare_store(config, tokenizer_config)
     assert store is not None, "one machine writes all shards"
-    corpus = _split_and_pack(store, config, tokenizer)
+    own = config.validation_text
+    held_out = _store(Text(own), tokenizer) if own else None
+    corpus = _split_and_pack(store, config, tokenizer, held_out)
     for name, rows in (("training", corpus.train), ("validation", corpus.validation)):
         tokens = rows.table.pieces.num_tokens
         log.info("%s: %s tokens in %s rows of %d", name, f"{tokens:,}", f"{len(rows):,}", config.seq_len)
@@ -249,50 +252,88 @@ def split_documents(
         log.warning("the corpus is a single piece of text: it is used for training and for validation")
         return units, units
     validation = units.take(held_out)
-    order = np.argsort(share[held_out], kind="stable")
-    fits = np.zeros(len(order), np.bool_)
-    fits[order] = np.cumsum(validation.lengths[order]) <= max_validation_tokens
-    fits[order[0]] = True
+    fits = _drawn(validation, share[held_out], max_validation_tokens)
     return units.take(~held_out), validation.take(fits)
 
 
-def _split_and_pack(store: TokenStore, config: CorpusConfig, tokenizer: Tokenizer) -> Corpus:
-    """Clean, split and pack a store, or open its row tables from the cache."""
+def _split_and_pack(
+    store: TokenStore, config: CorpusConfig, tokenizer: Tokenizer, own: TokenStore | None = None
+) -> Corpus:
+    """Clean, split and pack a store, or open its row tables from the cache; `own` is validation text."""
     special = SpecialTokens.from_tokenizer(tokenizer)
     weights = [source.weight for source in config.sources]
     key = content_key(
         [config.seq_len, config.packing, config.validation_fraction, config.max_validation_tokens],
         [config.deduplicate, config.near_similarity, weights, ROWS_VERSION],
+        *([own.folder.name] if own else []),
     )
     folder = store.folder / f"rows-{key}"
     with locked(folder):
         if not folder.exists():
             log.info("packing rows of %d tokens", config.seq_len)
+            overlap: list[int] = []
             kept = None if config.deduplicate == "none" else _kept(store, config)
             fraction, bound = config.validation_fraction, config.max_validation_tokens
-            train, validation = split_documents(store, fraction, bound, kept)
-            counts = [_count_ordinary(store, spans, config, tokenizer) for spans in (train, validation)]
+            if own is None:
+                train, validation = split_documents(store, fraction, bound, kept)
+            else:
+                train = store.documents if kept is None else store.documents.take(kept)
+                validation, overlap = _own_validation(own, store, config)
+            counts = [
+                _count_ordinary(of, spans, config, tokenizer)
+                for of, spans in ((store, train), (own or store, validation))
+            ]
             table, mix = _pack_mix(store, train, config)
-            held_out = pack_documents(validation, config.seq_len, config.packing)
+            validation_table = pack_documents(validation, config.seq_len, config.packing)
             with replacing(folder) as temporary:
                 temporary.mkdir()
                 _save_table(temporary / "train", table)
-                _save_table(temporary / "validation", held_out)
+                _save_table(temporary / "validation", validation_table)
                 # -sum_v q(v) ln p(v): q are the validation shares, p those of the training counts plus one
                 log_share = np.log((counts[0] + 1) / (counts[0].sum() + len(counts[0])))
                 entropy = float(-(counts[1] * log_share).sum() / counts[1].sum())
-                facts = {"parts": mix, "unigram_entropy": entropy}
+                facts = {"parts": mix, "unigram_entropy": entropy, "overlap": overlap}
                 (temporary / "facts.json").write_text(json.dumps(facts), "utf-8")
     with reading(folder):
         facts = json.loads((folder / "facts.json").read_text("utf-8"))
         names = [source.path for source in config.sources]
         parts = tuple(Part(rows, per_block, names[source]) for rows, per_block, source in facts["parts"])
-        train_rows, validation_rows = (
-            Rows(store, _load_table(folder / name), special, config.seq_len, config.packing, of)
-            for name, of in (("train", parts), ("validation", ()))
-        )
+        shape, held_out = (special, config.seq_len, config.packing), own or store
+        counted = np.cumsum([0] + [source["num_tokens"] for source in held_out.sources[:-1]]).tolist()
+        bounds = tuple(counted if config.validated_sources else ())
+        train_rows = Rows(store, _load_table(folder / "train"), *shape, parts)
+        validation_rows = Rows(held_out, _load_table(folder / "validation"), *shape, bounds=bounds)
         entropy = facts["unigram_entropy"]
+        if own:
+            shared, number = facts["overlap"]
+            level = logging.WARNING if shared else logging.INFO
+            text = "%s of %s validation documents are in the training text"
+            log.log(level, text, f"{shared:,}", f"{number:,}")
     return Corpus(tokenizer, store, train_rows, validation_rows, entropy)
+
+
+def _own_validation(own: TokenStore, store: TokenStore, config: CorpusConfig) -> tuple[Spans, list[int]]:
+    """Return the documents to validate on; how many of them the training text has too, and their number.
+
+    Beyond `max_validation_tokens` they are drawn by the hash of their content, as a held-out part is.
+    """
+    kept = _kept(own, config)
+    documents, hashes = own.documents.take(kept), own.text_hashes[kept]
+    fits = _drawn(documents, uniform(hashes.view(np.int64)), config.max_validation_tokens)
+    if not fits.all():
+        used, bound = f"{int(fits.sum()):,} of {len(fits):,}", config.max_validation_tokens
+        log.info("validating on %s documents: data.max_validation_tokens=%s", used, bound)
+    shared = np.isin(hashes[fits], store.text_hashes)
+    return documents.take(fits), [int(shared.sum()), len(shared)]
+
+
+def _drawn(units: Spans, share: npt.NDArray[np.float64], max_tokens: int) -> Bools:
+    """Return (N,) true for the units with the lowest `share` (N,) that have `max_tokens`, at least one."""
+    order = np.argsort(share, kind="stable")
+    fits = np.zeros(len(order), np.bool_)
+    fits[order] = np.cumsum(units.lengths[order]) <= max_tokens
+    fits[order[0]] = True
+    return fits
 
 
 def _pack_mix(

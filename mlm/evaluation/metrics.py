@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
@@ -76,6 +77,7 @@ class LabelledPredictions(Metric):
 class MaskedLMScores(Metric):
     """Loss, perplexity and accuracy over masked tokens, summed over batches and ranks in float64.
 
+    With the names of `sources` also `loss/NAME` of each that has such tokens.
     On MPS, which has no float64, in float32. `kwargs` are of `torchmetrics.Metric`, such as
     `sync_on_compute=False` for the batches of one rank alone.
     """
@@ -85,20 +87,28 @@ class MaskedLMScores(Metric):
     num_correct: Tensor
     num_masked: Tensor
 
-    def __init__(self, device: torch.device | str = "cpu", **kwargs: Any):
+    of_source: Tensor
+
+    def __init__(self, device: torch.device | str = "cpu", sources: Sequence[str] = (), **kwargs: Any):
         super().__init__(**kwargs)
+        self.sources = sources
         dtype = torch.float32 if torch.device(device).type == "mps" else torch.float64
         for name in ("summed_loss", "num_correct", "num_masked"):
             self.add_state(name, torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
+        self.add_state("of_source", torch.zeros((2, len(sources)), dtype=dtype), dist_reduce_fx="sum")
         self.to(device)
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add logits (..., V) and labels (...) int64, IGNORE_INDEX where nothing is predicted."""
+    def update(self, logits: Tensor, labels: Tensor, sources: Tensor | None = None) -> None:
+        """Add logits (..., V), labels (...), IGNORE_INDEX where nothing is predicted, and sources (...)."""
         logits = logits.detach().float()  # a CPU finds the largest of bfloat16 four times slower
         masked = labels != IGNORE_INDEX
         self.summed_loss += summed_cross_entropy(logits.flatten(0, -2)[None], labels.flatten()[None])
         self.num_correct += ((logits.argmax(-1) == labels) & masked).sum()
         self.num_masked += masked.sum()
+        if self.sources and sources is not None:
+            losses = F.cross_entropy(logits[masked], labels[masked], reduction="none")
+            sums = torch.stack([losses, torch.ones_like(losses)]).to(self.of_source.dtype)
+            self.of_source.index_add_(1, sources[masked], sums)
 
     def compute(self) -> dict[str, float]:
         """Return means over the masked tokens (loss in nats, perplexity, masked_accuracy), and num_masked."""
@@ -107,6 +117,8 @@ class MaskedLMScores(Metric):
         loss /= max(masked, 1)
         perplexity = math.exp(loss) if loss < 700 else math.inf  # exp overflows
         scores = {"loss": loss, "perplexity": perplexity, "masked_accuracy": correct / max(masked, 1)}
+        found = zip(self.sources, *self.of_source.tolist(), strict=True)
+        scores |= {f"loss/{name}": total / number for name, total, number in found if number}
         return scores | {"num_masked": int(masked)}
 
 
@@ -120,16 +132,21 @@ def frozen_batches(
 
 @torch.no_grad()
 def score_batches(
-    model: MaskedLM, batches: Iterable[MaskedBatch], device: torch.device, sync: bool = True
+    model: MaskedLM,
+    batches: Iterable[MaskedBatch],
+    device: torch.device,
+    sync: bool = True,
+    sources: Sequence[str] = (),
 ) -> dict[str, float]:
     """Return what `MaskedLMScores` computes over batches, for a model on the device, in its current mode.
 
     `sync` adds the batches of all ranks, each of which then has to call this.
     """
-    scores = MaskedLMScores(device, sync_on_compute=sync)
+    scores = MaskedLMScores(device, sources, sync_on_compute=sync)
     for batch in batches:
         inputs = (batch[name].to(device) for name in ("input_ids", "attention_mask", "masked_positions"))
-        scores.update(model(*inputs), batch["labels"].to(device))
+        places = batch["sources"].to(device) if sources else None
+        scores.update(model(*inputs), batch["labels"].to(device), places)
     return scores.compute()
 
 

@@ -42,6 +42,7 @@ def check_files(config: Any) -> None:
     elif isinstance(config, commands.PrepareConfig):
         if not config.list and config.clean is None:
             check_sources(config.data.sources)
+            check_sources(config.data.validation, "data.validation")
             check_tokenizer(config.tokenizer)
     elif hasattr(config, "model"):
         _check_inference(config)
@@ -55,6 +56,7 @@ def _check_pretraining(config: commands.PretrainConfig) -> None:
         if config.init is not None:
             check_model_folder("init", config.init)
     check_sources(config.data.sources)
+    check_sources(config.data.validation, "data.validation")
     check_tokenizer(config.tokenizer)
 
 
@@ -151,16 +153,16 @@ def check_model_folder(key: str, folder: str) -> None:
     raise InputError(f"{key}={folder} is not a model folder (no config.json): {fix}", key)
 
 
-def check_sources(sources: list[SourceConfig]) -> None:
+def check_sources(sources: list[SourceConfig], key: str = "data.sources") -> None:
     """Raise InputError unless, without reading them, files exist and hub names are well formed."""
     for source in sources:
         if source.path.startswith(HUB_PREFIX):
-            HubName.parse(source.path)
+            HubName.parse(source.path, key)
         elif source.is_local and not (os.path.exists(source.path) or glob.glob(source.path, recursive=True)):
             raise InputError(
-                f"data.sources: no file, folder or glob match {source.path!r}; looked in {os.getcwd()}; "
+                f"{key}: no file, folder or glob match {source.path!r}; looked in {os.getcwd()}; "
                 "a hub data set is written hub:OWNER/NAME, a name with a comma {path: 'a,b'}",
-                "data.sources",
+                key,
             )
 
 

@@ -22,6 +22,9 @@ def plot_losses(metrics: list[dict[str, Any]], path: Path, unigram_entropy: floa
     for name, style in (("train/loss", {"lw": 0.7, "alpha": 0.7}), ("val/loss", {"marker": "o", "ms": 4})):
         points = [(row["tokens"] / 1e6, row[name]) for row in metrics if name in row]
         loss.plot(*zip(*points, strict=True), label=name, **style)
+    for name in dict.fromkeys(name for row in metrics for name in row if name.startswith("val/loss/")):
+        points = [(row["tokens"] / 1e6, row[name]) for row in metrics if name in row]
+        loss.plot(*zip(*points, strict=True), label=name, lw=0.7, ls="--")
     loss.axhline(unigram_entropy, ls=":", color="gray", label="word counts alone")
     loss.legend()
     points = [(row["tokens"] / 1e6, row["optim/lr"]) for row in metrics if "optim/lr" in row]

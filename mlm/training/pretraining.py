@@ -56,12 +56,14 @@ class PretrainModule(StepModule):
 
     config: PretrainConfig
     model: MaskedLM
-    validation_columns = ("val/perplexity", "val/masked_accuracy")
+    validation_columns: tuple[str, ...] = ("val/perplexity", "val/masked_accuracy")
     extra_columns = MASKING_COLUMNS
 
     def __init__(self, config: PretrainConfig | dict[str, Any], model: dict[str, Any] | None = None):
         super().__init__(from_plain(PretrainConfig, config), model)
-        self.scores = MaskedLMScores()
+        sources = self.config.data.validated_sources
+        self.scores = MaskedLMScores(sources=sources)
+        self.validation_columns = (*self.validation_columns, *(f"val/loss/{name}" for name in sources))
 
     def build_model(self) -> MaskedLM:
         """Build the model from its resolved shape, or for the data."""
@@ -86,6 +88,7 @@ class PretrainModule(StepModule):
             "optimizer.name": config.optimizer.name,
             **started_from(config.init),
             **{f"data.{name}": getattr(config.data, name) for name in rows},
+            "data.validation": corpus.validation.store.folder.name if config.data.validation else None,
             **{f"model.{name}": value for name, value in to_plain(self.model.config).items()},
         }
 
@@ -111,10 +114,10 @@ class PretrainModule(StepModule):
     def validation_step(self, batch: MaskedBatch, batch_idx: int) -> None:
         """Score one batch of held-out rows."""
         logits = self.model(batch["input_ids"], batch["attention_mask"], batch["masked_positions"])
-        self.scores.update(logits, batch["labels"])
+        self.scores.update(logits, batch["labels"], batch.get("sources"))
 
     def compute_validation(self) -> dict[str, float]:
-        """Return loss, perplexity and accuracy of the masked tokens."""
+        """Return loss, perplexity and accuracy of the masked tokens, and the loss of each source."""
         scores = {name: float(value) for name, value in self.scores.compute().items() if name != "num_masked"}
         self.scores.reset()
         return scores

@@ -48,6 +48,8 @@ class MetricsTable(StepCallback):
         step, self._tokens = module.progress.step, module.progress.tokens
         if trainer.is_global_zero:
             kept = [row for row in read_metrics(self.path) if row["step"] <= step]
+            # The sources of a resumed run may have other names, and with them its columns.
+            self.columns = list(dict.fromkeys([*self.columns, *(name for row in kept for name in row)]))
             with (
                 replacing(self.path, "place") as partial,
                 partial.open("w", newline="", encoding="utf-8") as file,

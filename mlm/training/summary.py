@@ -36,6 +36,8 @@ SCORED_ROWS = 32
 """Held-out rows a pass where no Trainer says how many fit."""
 WORSE = 0.02
 """Nats of validation loss, above the noise of frozen masks, from which a model counts as worse."""
+LOCAL_FACTS = ("model_dir", "branch", "init", "best", "validation_sources")
+"""Entries of the summary that the card leaves out: they mean nothing on another machine."""
 CHECKED = 4
 """Held-out rows or examples on which the saved model is compared with the trained one."""
 
@@ -50,8 +52,12 @@ def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason:
         masking = build_masking(config.masking, config.masking.validation_mask_rate, corpus.tokenizer)
         size = min(config.trainer.rows_per_step, SCORED_ROWS)
         batches = frozen_batches(corpus.validation, masking, size)
-        progress.last = score_batches(model.eval(), batches, next(model.parameters()).device, sync=False)
+        device, sources = next(model.parameters()).device, config.data.validated_sources
+        progress.last = score_batches(model.eval(), batches, device, sync=False, sources=sources)
     assert progress.last, "and ends with one"
+    by_source = {
+        name.removeprefix("loss/"): loss for name, loss in progress.last.items() if name.startswith("loss/")
+    }
     loss, step = progress.lowest or (math.inf, 0)
     if progress.last["loss"] > loss + WORSE:
         best = "" if config.trainer.keep == "best" else "--trainer.keep best, "
@@ -64,10 +70,12 @@ def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason:
     summary = {
         "loss_first": progress.first["loss"],
         "val_loss": progress.last["loss"],
+        **({"val_loss_by_source": by_source} if by_source else {}),
         "val_perplexity": progress.last["perplexity"],
         "val_masked_accuracy": progress.last["masked_accuracy"],
         "unigram_entropy": corpus.unigram_entropy,
         "sources": corpus.store.sources,
+        **({"validation_sources": corpus.validation.store.sources} if config.data.validation else {}),
         **provenance(corpus),
         "vocab_size": corpus.tokenizer.get_vocab_size(),
         "num_parameters": sum(count_parameters(model.config).values()),
@@ -84,8 +92,7 @@ def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason:
         **({"init": config.init} if config.init else {}),
         **started_from(config.init),
     }
-    # A folder of this machine means nothing to a reader of the card.
-    facts = {name: summary[name] for name in summary if name not in ("model_dir", "branch", "init", "best")}
+    facts = {name: summary[name] for name in summary if name not in LOCAL_FACTS}
     facts["sources"] = ", ".join(Path(source.path).name for source in config.data.sources)
     start, rows = folder / "tokenizer" if config.init else None, corpus.validation
     # The first document of a row, as a model that knows nothing of packing gets it.
