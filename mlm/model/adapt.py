@@ -30,25 +30,29 @@ def layer_decay(decay: float, num_layers: int) -> Callable[[str], float]:
     return lambda name: decay ** (num_layers + 1 - depth_of(name, num_layers))
 
 
-PUBLISHED_RATE, FRESH_RATE, HEAD_RATE = 0.03, 0.05, 1e-3
-"""Learning rates times the width after a long and a short pretraining, and that of a head alone."""
-FRESH_TOKENS = 100
+RATES = {"long": (1e-4, 384), "short": (3e-4, 256)}
+"""Best learning rate after a long and a short pretraining, and the width that it was measured at."""
+MAX_RATE, HEAD_RATE = 3e-4, 1e-3
+"""Highest learning rate of an encoder, and that of a head alone."""
+SHORT_TOKENS = 100
 """Fewer tokens of pretraining than so many for each parameter of the layers are a short one."""
 
 
 def default_rate(model: SequenceClassifier, tokens: int | None, frozen: object) -> tuple[float, str]:
     """Return the learning rate that suits fine-tuning an encoder, and why; docs/finetuning.md has the scores.
 
+    It falls with the width to the power 1.5, which meets the published ranges of BERT-base and BERT-large.
     `tokens` of pretraining, 0: random weights, None: a model published by others; `frozen` as in `freeze`.
     """
-    width = model.config.hidden_size
     if frozen == "encoder":
         return HEAD_RATE, "only the head is trained"
+    width = model.config.hidden_size
     size = sum(weight.numel() for weight in model.encoder.layers.parameters())
-    short = tokens is not None and tokens < FRESH_TOKENS * size
-    rate = float(f"{(FRESH_RATE if short else PUBLISHED_RATE) / width:.1g}")
-    kind = "random weights" if tokens == 0 else "a short pretraining" if short else "a long pretraining"
-    return rate, f"for width {width} after {kind}"
+    is_short = tokens is not None and tokens < SHORT_TOKENS * size
+    best, measured_at = RATES["short" if is_short else "long"]
+    rate = min(best * (measured_at / width) ** 1.5, MAX_RATE)
+    kind = "random weights" if tokens == 0 else f"a {'short' if is_short else 'long'} pretraining"
+    return float(f"{rate:.1g}"), f"for width {width} after {kind}"
 
 
 def freeze(model: SequenceClassifier, what: int | Literal["embeddings", "encoder"] | None) -> None:

@@ -105,7 +105,7 @@ def test_values_of_a_recipe_reach_the_run():
     assert settings["rte"] == (1e-5, 1.0, 3, 16)
     assert settings["wnli"] == (None, 0.01, 3, 32)  # no entry: the defaults
     assert runs["mrpc"].schedule.warmup_fraction == 0.06
-    assert parse("--config", "glue", "--task", "mrpc").optimizer.lr == 2e-5
+    assert parse("--config", "glue", "--task", "mrpc").optimizer.lr is None
 
 
 def test_flags_win_over_recipes():

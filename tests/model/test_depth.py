@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from mlm.config.errors import InputError
 from mlm.config.finetune import FinetuneOptimizerConfig
 from mlm.config.model import ClassifierConfig, ModelConfig
-from mlm.model.adapt import depth_of, freeze, layer_decay
+from mlm.model.adapt import default_rate, depth_of, freeze, layer_decay
 from mlm.model.heads import SequenceClassifier
 from mlm.optim import build_optimizer, set_learning_rate
 
@@ -39,8 +42,8 @@ def test_every_weight_gets_the_rate_of_its_depth(model, name):
 
 
 def test_without_decay_there_are_the_groups_there_always_were(model):
-    plain = build_optimizer(model, FinetuneOptimizerConfig())
-    same = build_optimizer(model, FinetuneOptimizerConfig(), layer_decay(1.0, 3))
+    plain = build_optimizer(model, FinetuneOptimizerConfig(lr=1e-3))
+    same = build_optimizer(model, FinetuneOptimizerConfig(lr=1e-3), layer_decay(1.0, 3))
     sizes = [[len(group["params"]) for group in one.param_groups] for one in (plain, same)]
     assert sizes[0] == sizes[1]
     assert len(sizes[0]) == 2
@@ -70,3 +73,24 @@ def test_more_layers_than_there_are_are_refused(model):
 def test_every_weight_has_a_depth(model):
     depths = {depth_of(name, 3) for name, _ in model.named_parameters()}
     assert depths == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("width", "tokens", "frozen", "rate", "reason"),
+    [
+        (384, None, None, 1e-4, "for width 384 after a long pretraining"),
+        (768, None, None, 4e-5, "for width 768 after a long pretraining"),
+        (1024, None, 2, 2e-5, "for width 1024 after a long pretraining"),
+        (128, None, None, 3e-4, "for width 128 after a long pretraining"),
+        (256, 10**6, "embeddings", 3e-4, "for width 256 after a short pretraining"),
+        (512, 10**6, None, 1e-4, "for width 512 after a short pretraining"),
+        (512, 10**9, None, 6e-5, "for width 512 after a long pretraining"),
+        (512, 0, None, 1e-4, "for width 512 after random weights"),
+        (512, None, "encoder", 1e-3, "only the head is trained"),
+    ],
+)
+def test_learning_rate_by_width_and_pretraining(width, tokens, frozen, rate, reason):
+    shape = ModelConfig(vocab_size=64, hidden_size=width, num_hidden_layers=1, num_attention_heads=2)
+    with torch.device("meta"):
+        model = SequenceClassifier(replace(shape, intermediate_size=width), ClassifierConfig(("a", "b")))
+    assert default_rate(model, tokens, frozen) == (rate, reason)

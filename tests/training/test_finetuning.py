@@ -36,14 +36,14 @@ from mlm.data.labelled import read_task
 from mlm.data.python_docs import python_docs_digest
 from mlm.evaluation.commands import predict
 from mlm.evaluation.predictor import Predictor, predict_logits
-from mlm.hub.pretrained import load_classifier, read_classifier
+from mlm.hub.pretrained import load_classifier, pretraining_tokens, read_classifier
 from mlm.hub.saving import save_pretrained
 from mlm.model.heads import MaskedLM
 from mlm.model.loss import summed_label_loss
 from mlm.optim import learning_rate_factor
 from mlm.training import finetuning, run
 from mlm.training.datamodule import FinetuneDataModule
-from mlm.training.finetuning import build_model, finetune
+from mlm.training.finetuning import FinetuneModule, build_model, finetune
 from mlm.training.reporting import read_metrics
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
@@ -660,3 +660,25 @@ def test_validation_is_scored_in_float32_whatever_the_precision(tiny, capsys):
     part = data.parts.validation
     loss = summed_label_loss(torch.from_numpy(predictor.logits(part)), part.label_tensor())
     assert torch.div(*loss).item() == pytest.approx(summary["val_loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "trainer", "rate"),
+    [(None, {}, 3e-4), (10, {}, 3e-4), (None, {"freeze": "encoder"}, 1e-3)],
+)
+def test_learning_rate_is_chosen_and_recorded(tiny, tmp_path, tokenizer, caplog, tokens, trainer, rate):
+    torch.manual_seed(0)
+    shape = ModelConfig(**SIZES).resolve(tokenizer.get_vocab_size(), 64)
+    start = save_pretrained(tmp_path / "start", MaskedLM(shape), tokenizer, 64, "", tokens=tokens)
+    assert pretraining_tokens(start) == tokens
+    caplog.set_level("INFO", "mlm")
+    config = tiny(model=str(start), optimizer={"lr": None}, trainer={"max_epochs": 1, **trainer})
+    finetune(config)
+    folder = Path(config.runs_dir, config.name)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["lr"] == rate
+    assert f"learning rate {rate:g}: " in caplog.text
+    assert pretraining_tokens(folder / "model") == tokens  # kept for the next fine-tuning
+    (checkpoint,) = (folder / "checkpoints").glob("*.ckpt")
+    again = FinetuneModule.load_from_checkpoint(checkpoint, weights_only=True)
+    assert again.config.optimizer.lr == rate

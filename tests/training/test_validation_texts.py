@@ -149,7 +149,7 @@ def test_two_processes_report_what_one_does(tiny, two, tmp_path):
         config = tiny(name=name, data={"sources": two}, trainer={"max_steps": 2, "devices": devices})
         launch([*ALONE, *flags(config)]) if devices == 2 else pretrain(config)
         runs.append([column(config, f"val/loss/{part}") for part in ("part", "part-2")])
-    assert runs[0] == pytest.approx(runs[1], abs=1e-5)
+    np.testing.assert_allclose(runs[0], runs[1], atol=1e-5)
 
 
 @pytest.mark.parametrize(
