@@ -40,6 +40,7 @@ COMMANDS = {
     "finetune": Command(FinetuneConfig, "mlm.training.suite:finetune_all"),
     "predict": Command(commands.PredictConfig, "mlm.evaluation.commands:predict"),
     "embed": Command(commands.EmbedConfig, "mlm.evaluation.commands:embed"),
+    "export": Command(commands.ExportConfig, "mlm.hub.checkpoint:export"),
     "evaluate": Command(commands.EvaluateConfig, "mlm.evaluation.commands:evaluate"),
     "fill-mask": Command(commands.FillMaskConfig, "mlm.evaluation.commands:fill_mask"),
 }

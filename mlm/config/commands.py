@@ -59,7 +59,7 @@ class PretrainConfig(RunConfig):
     shipped_kind: ClassVar[str] = "pretrain"
 
     init: UserPath | None = None
-    """Model folder or hub's OWNER/NAME to start from, with its tokenizer."""
+    """Model folder, checkpoint or hub's OWNER/NAME to start from."""
     init_required: bool = False
     """Refuse random weights: for recipes that continue to train a model."""
     branch: str | None = None
@@ -193,7 +193,7 @@ class FillMaskConfig:
     positional: ClassVar[str] = "text"
 
     model: UserPath
-    """Model folder, or OWNER/NAME on the Hugging Face hub."""
+    """Model folder, checkpoint, or OWNER/NAME on the Hugging Face hub."""
     text: list[str]
     """One or more sentences with a [MASK], given without a flag."""
     top_k: Positive = 5
@@ -201,6 +201,19 @@ class FillMaskConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.text), "text", "[]", "is empty; give a sentence with a [MASK]")
+
+
+@schema()
+class ExportConfig:
+    """Write the model of a checkpoint as a model folder.
+
+    Example: mlm export --model runs/first/checkpoints/step-00000400.ckpt --output first-400
+    """
+
+    model: UserPath
+    """Checkpoint of a pretraining or fine-tuning run, in its run folder."""
+    output: UserPath
+    """Folder to write; an earlier model folder there is replaced."""
 
 
 @schema()
@@ -212,7 +225,7 @@ class EvaluateConfig:
     """
 
     model: UserPath
-    """Model folder, or OWNER/NAME on the Hugging Face hub."""
+    """Model folder, checkpoint, or OWNER/NAME on the Hugging Face hub."""
     input: UserPath | None = None
     """Labelled file for a fine-tuned model, which then has to have one label in every row; null: data."""
     text_column: str = "text"
@@ -252,7 +265,7 @@ class InferenceConfig:
     """The options of commands that read a file of texts and write a file."""
 
     model: UserPath
-    """Model folder, or OWNER/NAME on the Hugging Face hub."""
+    """Model folder, checkpoint, or OWNER/NAME on the Hugging Face hub."""
     input: UserPath
     """csv, tsv, jsonl, json or parquet file, or for embed a text file with one text a line."""
     output: UserPath

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 from mlm.config.errors import InputError
-from mlm.startup.checks import is_hub_name
+from mlm.startup.checks import is_checkpoint, is_hub_name
 
 FILES = [
     *("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"),
@@ -33,9 +33,14 @@ def pinned_name(name: str | Path) -> str | None:
 def resolve_model(name: str | Path) -> tuple[Path, str | None]:
     """Return the folder of a model, and the commit of the hub's repository that it holds; None: a local one.
 
+    The model of a checkpoint is written to a folder that lasts as long as the process.
     OWNER/NAME or OWNER/NAME@REVISION (a branch, a tag or a commit) is downloaded, once in a process: later
     calls give the same commit. InputError: neither the hub nor its cache has it.
     """
+    if is_checkpoint(str(name)):
+        from mlm.hub.checkpoint import checkpoint_folder  # reads models, which are in folders again
+
+        return checkpoint_folder(Path(name)), None
     if not is_hub_name(str(name)):
         return Path(name), None
     folder = _download(str(name))

@@ -80,6 +80,7 @@ def save_pretrained(
     rows: CheckRows | None = None,
     start: str | Path | None = None,
     tokens: int | None = None,
+    check: bool = True,
 ) -> Path:
     """Write a model folder, completely or not at all; an existing model folder is replaced.
 
@@ -88,6 +89,7 @@ def save_pretrained(
     change. `rows` are real text to compare logits for (None: random tokens); the result is appended to the
     `card`. Settings of the tokenizer are kept from `start`, the model folder that training started from.
     `tokens` are those of pretraining, see `pretraining_tokens`.
+    Without `check` no reader is compared, for a folder that lasts as long as this process.
 
     Raises:
         InputError: the tokenizer is larger than the model's tables, the logits are not finite, `folder` holds
@@ -132,16 +134,21 @@ def save_pretrained(
         for name, content in {CONFIG: described, TOKENIZER_CONFIG: settings, **others}.items():
             (part / name).parent.mkdir(exist_ok=True)
             (part / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        on = "real text" if rows else "random tokens"
-        if not rows:
-            shape, generator = (1, min(longest, 64)), torch.Generator().manual_seed(0)
-            ids = torch.randint(num_tokens - 1, shape, generator=generator)
-            ids += ids >= special.pad  # no padding
-            rows = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        found = _check_written(part, model, None if family is OWN else family, rows, num_tokens)
-        check = f"Read back after writing, on {rows['input_ids'].shape[0]} rows of {on}: {found}."
-        (part / CARD).write_text(f"{card.rstrip()}\n\n{check}\n", encoding="utf-8")
+        if check:
+            on = "real text" if rows else "random tokens"
+            rows = rows or _random_rows(num_tokens, min(longest, 64), special.pad)
+            found = _check_written(part, model, None if family is OWN else family, rows, num_tokens)
+            number = rows["input_ids"].shape[0]
+            card = f"{card.rstrip()}\n\nRead back after writing, on {number} rows of {on}: {found}."
+        (part / CARD).write_text(f"{card}\n", encoding="utf-8")
     return folder
+
+
+def _random_rows(num_tokens: int, length: int, pad: int) -> CheckRows:
+    """Return a row of random ids without padding, always the same."""
+    ids = torch.randint(num_tokens - 1, (1, length), generator=torch.Generator().manual_seed(0))
+    ids += ids >= pad
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def _their_tensors(

@@ -44,6 +44,10 @@ def check_files(config: Any) -> None:
             check_sources(config.data.sources)
             check_sources(config.data.validation, "data.validation")
             check_tokenizer(config.tokenizer)
+    elif isinstance(config, commands.ExportConfig):
+        hint = "is not a checkpoint; name a file such as runs/NAME/checkpoints/step-00000100.ckpt"
+        require(is_checkpoint(config.model), "model", config.model, hint)
+        _check_folder("output", config.output)
     elif hasattr(config, "model"):
         _check_inference(config)
 
@@ -139,8 +143,13 @@ def is_hub_name(name: str) -> bool:
 
 
 def is_model(name: str) -> bool:
-    """Return whether a name means a model folder, here or on the hub, rather than a shape."""
-    return is_hub_name(name) or Path(name, "config.json").is_file()
+    """Return whether a name means a model folder or checkpoint, here or on the hub, rather than a shape."""
+    return is_hub_name(name) or is_checkpoint(name) or Path(name, "config.json").is_file()
+
+
+def is_checkpoint(name: str) -> bool:
+    """Return whether a name is that of a checkpoint file."""
+    return name.endswith(".ckpt") and Path(name).is_file()
 
 
 def check_model_folder(key: str, folder: str) -> None:
@@ -149,7 +158,9 @@ def check_model_folder(key: str, folder: str) -> None:
     if is_model(folder):
         return
     nested = path / "model"
-    fix = f"did you mean {nested}?" if (nested / "config.json").is_file() else f"looked in {path.absolute()}"
+    saved = sorted([*path.glob("step-*.ckpt"), *path.glob("checkpoints/step-*.ckpt")])
+    meant = nested if (nested / "config.json").is_file() else saved[-1] if saved else None
+    fix = f"did you mean {meant}?" if meant else f"looked in {path.absolute()}"
     raise InputError(f"{key}={folder} is not a model folder (no config.json): {fix}", key)
 
 

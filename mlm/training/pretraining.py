@@ -22,6 +22,7 @@ from mlm.data.collate import MaskedBatch
 from mlm.data.corpus import ROWS_VERSION, Corpus, prepare_corpus
 from mlm.evaluation.metrics import MaskedLMScores
 from mlm.files import write_text
+from mlm.hub.checkpoint import Checkpoint, open_checkpoint
 from mlm.hub.download import model_folder
 from mlm.hub.pretrained import TOKENIZER_CONFIG, load_masked_lm
 from mlm.launch import is_first_process
@@ -37,7 +38,7 @@ from mlm.training.datamodule import PretrainDataModule, prepare_text
 from mlm.training.engine import StepModule
 from mlm.training.processes import enter_run
 from mlm.training.run import restore, run_training
-from mlm.training.run_folder import Checkpoint, find_checkpoint, open_checkpoint, run_folder
+from mlm.training.run_folder import find_checkpoint, run_folder
 from mlm.training.summary import finish_pretraining, provenance, started_from
 from mlm.training.tracking import resolve_tracking
 

@@ -169,7 +169,7 @@ def _save_model(
     longest = config.data.max_length or model.config.max_position_embeddings
     # The tokenizer is that of the model, or the one chosen for random weights.
     start = Path(str(config.tokenizer if config.model == SCRATCH else config.model))
-    start = start.parent if start.is_file() else start
+    start = start.parent if start.is_file() and start.suffix != ".ckpt" else start
     save_pretrained(
         folder / "model",
         model,

@@ -13,6 +13,7 @@ import lightning.pytorch as pl
 from mlm.config.errors import DiskError, InputError
 from mlm.config.training import BaseTrainerConfig
 from mlm.cores import share_cores
+from mlm.hub.checkpoint import Checkpoint, open_checkpoint
 from mlm.launch import PARENT, is_first_process
 from mlm.training import processes, run_folder
 from mlm.training.callbacks import (
@@ -29,7 +30,7 @@ from mlm.training.datamodule import StepDataModule
 from mlm.training.engine import StepModule
 from mlm.training.machine import BusyCores, GracefulStop, KeepFreedMemory, give_back_freed_memory
 from mlm.training.reporting import MetricsTable, ProgressBar
-from mlm.training.run_folder import METRICS, SUMMARY, Checkpoint, open_checkpoint, resume_command
+from mlm.training.run_folder import METRICS, SUMMARY, resume_command
 from mlm.training.sharding import ShardedStrategy, whole_model
 from mlm.training.tracking import build_tracker, end_tracking
 

@@ -1,6 +1,6 @@
 """The folder of a run: made for one process alone, its configuration, and its checkpoints.
 
-Checkpoints are written atomically, found by content and opened without running code.
+Checkpoints are written atomically and found by content.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -32,26 +29,11 @@ from mlm.config.commands import PretrainConfig, RunConfig
 from mlm.config.errors import DiskError, InputError, in_words
 from mlm.config.parse import dump_config, flatten
 from mlm.files import disk_errors, replacing, write_text
+from mlm.hub.checkpoint import Checkpoint, DamagedError, open_checkpoint
 from mlm.launch import command_for, is_first_process
 
 METRICS, SUMMARY = "metrics.csv", "summary.json"
 """Written from the first step on, and at the end: a folder with the first in it is never removed."""
-
-NEEDED = {
-    "state_dict": dict,
-    "optimizer_states": list,
-    "global_step": int,
-    "progress": dict,
-    "identity": dict,
-    "pytorch-lightning_version": str,
-}
-"""Contents of a checkpoint and their types."""
-
-DAMAGE = (
-    *(RuntimeError, EOFError, LookupError, TypeError, ValueError),
-    *(UnpicklingError, zipfile.BadZipFile, zlib.error),
-)
-"""Errors of opening a file that is no complete checkpoint."""
 
 log = logging.getLogger(__name__)
 
@@ -183,63 +165,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             log.warning("cannot save %s: %s; earlier checkpoints are kept", path, failure.strerror)
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint file."""
-
-    path: Path
-    content: dict[str, Any]
-    """Plain values and tensors, memory-mapped."""
-
-    @property
-    def step(self) -> int:
-        """Finished optimizer steps."""
-        return int(self.content["global_step"])
-
-
-class _DamagedError(InputError):
-    """A file that was read and is not a complete checkpoint."""
-
-
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a checkpoint without running code that might be in the file; it must be complete."""
-    try:
-        with zipfile.ZipFile(path) as archive:  # torch does not check the checksums of files it maps
-            if damaged := archive.testzip():
-                raise ValueError(f"{damaged} is damaged")
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        _check_content(content)
-        return Checkpoint(path, content)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"{path} cannot be read: {reason}; resume again when it can be") from None
-    except DAMAGE as error:
-        reason = " ".join(str(error).split())[:120]
-    raise _DamagedError(f"{path} is not a complete checkpoint: {reason}")
-
-
-def _check_content(content: Any) -> None:
-    """Raise ValueError unless a checkpoint has all that a run continues with, each of its kind."""
-    if not isinstance(content, dict):
-        raise ValueError("it is not a table")
-    if missing := [key for key in NEEDED if key not in content]:
-        raise ValueError(f"it has no {', '.join(missing)}")
-    for key, kind in NEEDED.items():
-        value = content[key]
-        if type(value) is not kind and not (kind is dict and isinstance(value, dict)):
-            raise ValueError(f"its {key} is {str(value)[:40]!r}")
-        if not value and kind is not int:
-            raise ValueError(f"its {key} is empty")
-    if content["global_step"] < 0 or "rows" not in content["progress"]:
-        raise ValueError("its global_step or progress is not that of a run")
-    if not all(isinstance(state, dict) and state for state in content["optimizer_states"]):
-        raise ValueError("its optimizer_states are not those of an optimizer")
-    if foreign := content.get("hyper_parameters", {}).keys() - {"config", "model"}:
-        raise ValueError(f"another program wrote it: its hyper_parameters have {', '.join(sorted(foreign))}")
-
-
 def find_checkpoint(folder: Path) -> Checkpoint | None:
     """Return the newest complete checkpoint of a folder, None if there never was one.
 
@@ -253,7 +178,7 @@ def find_checkpoint(folder: Path) -> Checkpoint | None:
             log.warning("skipping %s: it is of step %d", path, found.step)
         except FileNotFoundError:
             continue  # its run is still training and has removed it
-        except _DamagedError as error:
+        except DamagedError as error:
             log.warning("skipping it: %s", error)
         if is_first_process():
             path.rename(path.with_name(f"{path.name}.broken"))

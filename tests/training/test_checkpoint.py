@@ -10,8 +10,9 @@ from run_files import folder_of
 
 from mlm.__main__ import main
 from mlm.config.errors import InputError
+from mlm.hub.checkpoint import NEEDED
 from mlm.training.pretraining import pretrain
-from mlm.training.run_folder import NEEDED, AtomicCheckpointIO, checkpoint_path, find_checkpoint
+from mlm.training.run_folder import AtomicCheckpointIO, checkpoint_path, find_checkpoint
 
 
 def save(folder, step, **changes):
