@@ -147,11 +147,11 @@ class LabelledConfig:
     """Labelled texts."""
 
     train: UserPath | None = None
-    """Labelled csv, tsv, jsonl, json or parquet file; null: which package a docstring is from."""
+    """Labelled csv, tsv, jsonl, json or parquet: file, folder, glob, a,b or hub:OWNER/NAME; null: a demo."""
     validation: UserPath | None = None
-    """Labelled file to score every epoch; null: a part held out of train."""
+    """Labelled files to score every epoch; null: a part held out of train."""
     test: UserPath | None = None
-    """File to predict at the end, and to score if it has labels."""
+    """Files to predict at the end, and to score if they have labels."""
     text_column: str = "text"
     """Column of the text."""
     text_pair_column: str | None = None
@@ -166,6 +166,10 @@ class LabelledConfig:
     """Text encoding of the files."""
     validation_fraction: InsideUnit = 0.1
     """Share of train held out without a validation file, chosen by a hash of the text."""
+    split: Literal["hash", "order"] = "hash"
+    """What is held out: hash: by a hash of the text; order: the last rows, for data in time."""
+    group_column: str | None = None
+    """Column of groups, such as authors, of which none is on both sides; null: each text is one."""
     max_length: RowLength | None = None
     """Most tokens of an example, special ones included; null: the longest, as far as the model reads."""
     max_train_examples: Positive | None = None
@@ -173,7 +177,15 @@ class LabelledConfig:
 
     def __post_init__(self) -> None:
         if self.train is None:
-            require_defaults(self, ("validation", "test"), "needs data.train beside it", "data.")
+            unused = ("validation", "test", "split", "group_column")
+            require_defaults(self, unused, "needs data.train beside it", "data.")
+        if self.validation is not None:
+            hint = "is not used with data.validation, which is validated on instead"
+            require_defaults(self, ("split", "group_column"), hint, "data.")
+        hint = "does not go with data.split=order; keep one of them"
+        require(
+            self.split == "hash" or self.group_column is None, "data.group_column", self.group_column, hint
+        )
 
 
 @schema("head.")

@@ -11,6 +11,7 @@ N examples, C classes.
 
 import hashlib
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mlm.config.data import SourceConfig, split_paths
 from mlm.config.errors import InputError
 from mlm.config.finetune import LabelledConfig
 from mlm.config.model import LabelType
@@ -36,7 +38,7 @@ from mlm.data.labels import (
     label_numbers,
     sort_labels,
 )
-from mlm.data.sources import data_set_rows, is_data_set
+from mlm.data.sources import data_set_rows, is_data_set, source_files
 from mlm.data.tables import ARROW_FORMATS, Row, arrow_rows, joined, paths_of, text_rows, value_at
 from mlm.files import shorten
 
@@ -158,23 +160,43 @@ class Table:
 
 
 def read_table(path: str, encoding: str = "utf-8", option: str = "--encoding") -> Table:
-    """Read a table from a file, a URL, a saved data set or the hub; the flag `option` sets the encoding."""
-    if is_data_set(path):
-        rows = list(data_set_rows(path, named=True))
-    else:
-        kind = format_of(path)
-        if kind in ("text", None):
-            raise InputError(f"{path}: is not a file of rows; {TABLE_FORMATS} are, each also compressed")
-        with open_file(path) as stored, readable(path):
-            if kind in ARROW_FORMATS:
-                rows = list(arrow_rows(kind, stored))
-            else:
-                blocks = text_blocks(stored, path, encoding, advice=f"give {option} {{}}")
-                numbered = enumerate(text_rows(blocks, str(kind), path, ReadReport(path)), 1)
-                rows = [(f"row {number} ({place})", cells) for number, (place, cells) in numbered]
+    """Read the rows of a file, a URL, a saved data set or the hub, or of several of them.
+
+    Several are those of a folder or glob, sorted, or of a list `a,b` in its order; the place of a row then
+    names its file. `option` is the flag that sets the encoding.
+    """
+    names = [name for part in split_paths(path) for name in _files_of(part)]
+    rows: list[Row] = []
+    for name in names:
+        found = _read_rows(name, encoding, option)
+        rows += found if len(names) == 1 else [(f"{name}, {place}", cells) for place, cells in found]
     if not rows:
         raise InputError(f"{path}: has no rows")
     return Table(path, rows)
+
+
+def _files_of(path: str) -> list[str]:
+    """Return the files of rows that a path, folder or glob means."""
+    if is_data_set(path) or "://" in path or os.path.isfile(path):
+        return [path]
+    found = source_files(SourceConfig(path))
+    if tables := [name for name in found if format_of(name) not in ("text", None)]:
+        return tables
+    raise InputError(f"{path}: has no file of rows; {TABLE_FORMATS} are, each also compressed")
+
+
+def _read_rows(path: str, encoding: str, option: str) -> list[Row]:
+    if is_data_set(path):
+        return list(data_set_rows(path, named=True))
+    kind = format_of(path)
+    if kind in ("text", None):
+        raise InputError(f"{path}: is not a file of rows; {TABLE_FORMATS} are, each also compressed")
+    with open_file(path) as stored, readable(path):
+        if kind in ARROW_FORMATS:
+            return list(arrow_rows(kind, stored))
+        blocks = text_blocks(stored, path, encoding, advice=f"give {option} {{}}")
+        numbered = enumerate(text_rows(blocks, str(kind), path, ReadReport(path)), 1)
+        return [(f"row {number} ({place})", cells) for number, (place, cells) in numbered]
 
 
 def read_texts(path: str, column: str, encoding: str = "utf-8") -> list[str]:
@@ -199,16 +221,40 @@ def read_task(config: LabelledConfig) -> LabelledTask:
         validation = replace(validation, labels=_labels(config, table, labels)[1])
         where = config.validation
     else:
-        train, validation = hold_out(train, config.validation_fraction, config.train)
-        where = f"{config.validation_fraction:.0%} of {config.train}, chosen by a hash of the text"
+        train, validation, where = _divide(config, table, train)
     test = None
     if config.test:
         table, test = _read(config, config.test)
         if _is_labelled(config, table):
             test = replace(test, labels=_labels(config, table, labels)[1])
     report_overlap(train, validation, test)
-    name = Path(config.train).name.partition(".")[0]
+    name = Path(config.train).name.partition(".")[0].strip("*") or Path(config.train).parent.name
     return LabelledTask(name, config.label_type, labels, train, validation, where, test)
+
+
+def _divide(config: LabelledConfig, table: Table, rows: Examples) -> tuple[Examples, Examples, str]:
+    """Return the training part, the held-out part, and in words what that is."""
+    share, name = f"{config.validation_fraction:.0%} of {config.train}", str(config.train)
+    if config.split == "order":
+        cut = len(rows) - max(round(config.validation_fraction * len(rows)), 1)
+        if not cut:
+            raise InputError(
+                f"{name}: one row is too few to hold some out; give a file with --data.validation"
+            )
+        order = np.arange(len(rows))
+        return rows.take(order[:cut]), rows.take(order[cut:]), f"the last {share}"
+    if config.group_column is None:
+        train, validation = hold_out(rows, config.validation_fraction, name)
+        return train, validation, f"{share}, chosen by a hash of the text"
+    cells = table.cells(config.group_column, "--data.group_column")
+    if missing := [place for place, cell in cells if is_missing(cell) or not str(cell).strip()]:
+        raise InputError(f"{missing[0]} is missing; every row needs a group")
+    groups = Examples([str(cell) for _, cell in cells], labels=rows.labels)
+    number = len(set(groups.texts))
+    if number == 1:
+        raise InputError(f"{table.name}: {config.group_column} has one group only; two sides need two")
+    train, validation = hold_out(rows, config.validation_fraction, name, text_hashes(groups))
+    return train, validation, f"{share}, chosen by a hash of {config.group_column}, {number:,} groups"
 
 
 def report_overlap(train: Examples, validation: Examples, test: Examples | None) -> None:
@@ -277,13 +323,17 @@ def _is_labelled(config: LabelledConfig, table: Table) -> bool:
     return False
 
 
-def hold_out(examples: Examples, fraction: float, name: str) -> tuple[Examples, Examples]:
+def hold_out(
+    examples: Examples, fraction: float, name: str, hashes: npt.NDArray[np.uint64] | None = None
+) -> tuple[Examples, Examples]:
     """Divide the examples of the file `name` into a training part and a held-out part.
 
     An example is held out when the hash of its texts falls under `fraction`: duplicates stay on one side, and
-    rows added later move none. Every class keeps an example to train on.
+    rows added later move none. Every class keeps an example to train on. Other `hashes` (N,) keep the rows
+    of one hash together.
     """
-    share, labels = uniform(text_hashes(examples).view(np.int64)), examples.labels
+    hashes = text_hashes(examples) if hashes is None else hashes
+    share, labels = uniform(hashes.view(np.int64)), examples.labels
     assert labels is not None, "only labelled examples are divided"
     held_out = share < fraction
     for members in _members(labels):

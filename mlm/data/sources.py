@@ -11,6 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -130,8 +131,14 @@ def _local_files(source: SourceConfig) -> list[str]:
         remedy = f"known formats are {SUFFIXES}; or set the format of this source, format: text (jsonl, ...)"
         raise InputError(f"{text}: has no documents: only {others}; {remedy}")
     if others:
-        log.info("%s: skipped files of other formats: %s", text, others)
+        _tell_skipped(text, others)
     return list(map(str, known))
+
+
+@cache
+def _tell_skipped(text: str, others: str) -> None:
+    """Say it once in a process, however often the files are listed."""
+    log.info("%s: skipped files of other formats: %s", text, others)
 
 
 def _matching_files(pattern: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm.config import commands
-from mlm.config.data import HUB_PREFIX, HubName, SourceConfig, TokenizerConfig
+from mlm.config.data import HUB_PREFIX, HubName, SourceConfig, TokenizerConfig, split_paths
 from mlm.config.errors import InputError, require
 from mlm.config.files import find_config
 from mlm.config.finetune import SCRATCH, FinetuneConfig
@@ -190,10 +190,14 @@ def check_tokenizer(config: TokenizerConfig) -> None:
 
 
 def _check_text_file(key: str, path: str | None) -> None:
-    if path is None:
-        return
-    require(Path(path).is_file(), key, path, f"is not a file; looked in {os.getcwd()}")
-    require(os.access(path, os.R_OK), key, path, "cannot be read: no permission")
+    for part in split_paths(path) if path else ():
+        if part.startswith(HUB_PREFIX):
+            HubName.parse(part, key)
+        elif "://" not in part:
+            there = os.path.exists(part) or glob.glob(part, recursive=True)
+            require(bool(there), key, part, f"is neither file, folder nor glob; looked in {os.getcwd()}")
+            readable = not os.path.exists(part) or os.access(part, os.R_OK)
+            require(readable, key, part, "cannot be read: no permission")
 
 
 def _check_folder(key: str, path: str) -> None:

@@ -5,6 +5,7 @@ units: a configuration for every task and seed --points, at_point--> one for eve
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import re
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mlm.config.data import HUB_PREFIX, split_paths
 from mlm.config.errors import InputError, in_words
 from mlm.config.finetune import DIAGNOSTIC, MNLI, FinetuneConfig, Point, TaskRecipe, plain_name
 from mlm.config.parse import flatten, read_group, to_plain
@@ -154,7 +156,7 @@ def _refuse_fewer(key: str, given: Sequence[object], lost: Sequence[object], fol
 def data_digests(config: FinetuneConfig) -> dict[str, str]:
     """Return a hash of the content of every file that the runs read, by its path as it was given."""
     paths = [getattr(config.data, name) for name in ("train", "validation", "test")]
-    files = [Path(path) for path in paths if path]
+    files = [file for path in paths if path for part in split_paths(path) for file in _files_of(part)]
     if config.task and config.glue_dir:
         found = (path for path in Path(config.glue_dir).glob("*/*") if path.suffix in DATA_SUFFIXES)
         files += sorted(path for path in found if plain_name(path.parent.name) in config.task)
@@ -166,6 +168,15 @@ def data_digests(config: FinetuneConfig) -> dict[str, str]:
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     return digests
+
+
+def _files_of(path: str) -> list[Path]:
+    """Return the files of a path, folder or glob in order; none of a URL or of the hub."""
+    if Path(path).is_dir():
+        return sorted(file for file in Path(path).rglob("*") if file.is_file())
+    if "://" in path or path.startswith(HUB_PREFIX):
+        return []
+    return [Path(path)] if Path(path).exists() else sorted(map(Path, glob.glob(path, recursive=True)))
 
 
 def read_digests(folder: Path) -> dict[str, str]:

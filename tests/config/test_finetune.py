@@ -114,10 +114,10 @@ def test_existing_run_folder_is_refused(capsys):
 def test_what_is_named_has_to_be_there(capsys):
     make_run("pre", {})
     assert "did you mean runs/pre/model?" in refusal(capsys, "--model", "runs/pre")
-    assert "data.train=no.csv is not a file; looked in" in refusal(capsys, "--data.train", "no.csv")
+    assert "data.train=no.csv is neither file, folder nor glob" in refusal(capsys, "--data.train", "no.csv")
     Path("a.csv").write_text("text,label\n")
     words = ["--data.train", "a.csv", "--data.test", "b.csv"]
-    assert "data.test=b.csv is not a file" in refusal(capsys, *words)
+    assert "data.test=b.csv is neither file" in refusal(capsys, *words)
     assert "data.validation=a.csv needs data.train beside it" in refusal(capsys, "--data.validation", "a.csv")
     assert "expected classification, regression or multilabel, got 'multi'" in refusal(
         capsys, "--data.label_type", "multi"
@@ -289,7 +289,7 @@ def test_values_out_of_range(build, message):
 def test_prediction_checks_its_files():
     make_run("pre", {})
     model = "runs/pre/model"
-    with pytest.raises(InputError, match=r"input=no\.csv is not a file"):
+    with pytest.raises(InputError, match=r"input=no\.csv is neither file"):
         check_files(PredictConfig(model, "no.csv", "out.csv"))
     Path("in.csv").write_text("text\n")
     with pytest.raises(InputError, match=r"output=no/out.csv cannot be written: there is no folder .*/no"):

@@ -44,7 +44,8 @@ def test_every_key_has_help(text):
 def test_required_and_positional_keys():
     text = format_help(FillMaskConfig, "mlm fill-mask")
     assert "TEXT ..." in text.splitlines()[0]
-    assert "Model folder, or OWNER/NAME on the Hugging Face hub. [text, required]" in " ".join(text.split())
+    words = "Model folder, checkpoint, or OWNER/NAME on the Hugging Face hub. [text, required]"
+    assert words in " ".join(text.split())
 
 
 def test_narrow_terminal(monkeypatch):

@@ -133,7 +133,7 @@ def test_command_says_what_is_wrong_in_one_line(build, tmp_path, capsys):
     assert "is a fine-tuned model; give a labelled file with --input" in capsys.readouterr().err
     for wrong, message in (
         (["--data.sources", str(path)], "and data.* are two texts; give one of them"),
-        (["--input", "no.csv"], "input=no.csv is not a file"),
+        (["--input", "no.csv"], "input=no.csv is neither file"),
     ):
         with pytest.raises(SystemExit):
             main([*words, *wrong])

@@ -82,7 +82,7 @@ def test_mistakes_are_named(config, tmp_path):
         embed(replace(config, input=str(empty)))
     with pytest.raises(InputError, match=r"must end in \.npy"):
         check_files(replace(config, output=str(tmp_path / "vectors.txt")))
-    with pytest.raises(InputError, match="is not a file"):
+    with pytest.raises(InputError, match="is neither file"):
         check_files(replace(config, input=str(tmp_path / "none.txt")))
 
 
