@@ -1,10 +1,10 @@
-"""Scores of GLUE tasks by learning rate, for several starts: the rule of `optimizer.lr: null` comes from them.
+"""Scores of GLUE tasks by learning rate, for several starts: the rule of `optimizer.lr: null` is from them.
 
     python benchmarks/learning_rates.py --glue_dir DIR --starts minilm=FOLDER ours=runs/NAME/model scratch \\
         --tasks mrpc rte cola stsb --rates 2e-5 5e-5 1e-4 2e-4 3e-4 --seeds 1 2 --work runs/rates
 
 Every cell is a run of `finetune.py`, scored on the official dev set. A run that is there already is not
-repeated, so the grid may be stopped, continued and made larger. `--rates auto` measures the rule. Takes hours.
+repeated, so the grid may be stopped, continued and made larger. `--rates auto` measures the rule. Hours.
 """
 
 from __future__ import annotations
