@@ -152,9 +152,22 @@ def text_groups(texts: Iterable[str], characters: int | None = None) -> Iterator
         yield group
 
 
+def extra_special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the special tokens beyond the five, with their ids: marks such as <ent> of a vocabulary."""
+    known = SpecialTokens.from_tokenizer(tokenizer).ids
+    added = tokenizer.get_added_tokens_decoder().items()
+    return {token.content: id_ for id_, token in added if token.special and id_ not in known}
+
+
 def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy without padding, truncation and recognition of special tokens in a text."""
-    plain = Tokenizer.from_str(tokenizer.to_str())
+    """Return a copy without padding, truncation and recognition of the five special tokens in a text.
+
+    Further special tokens are recognised, as by every other reader of the file: a text has them on purpose.
+    """
+    content, extra = json.loads(tokenizer.to_str()), extra_special_tokens(tokenizer)
+    for token in content["added_tokens"]:
+        token["special"] = token["content"] not in extra and token["special"]
+    plain = Tokenizer.from_str(json.dumps(content)) if extra else Tokenizer.from_str(tokenizer.to_str())
     plain.no_padding()
     plain.no_truncation()
     plain.encode_special_tokens = True  # lives in memory only: neither saved nor copied with the tokenizer

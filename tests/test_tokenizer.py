@@ -19,14 +19,18 @@ from transformers import PreTrainedTokenizerFast
 
 import mlm
 import mlm.data.vocabulary as module
-from mlm.config.data import TokenizerConfig
+from mlm.config.data import CorpusConfig, MaskingConfig, SourceConfig, TokenizerConfig
 from mlm.config.errors import InputError
+from mlm.data.collate import build_masking
+from mlm.data.corpus import prepare_corpus
+from mlm.data.encoding import DocumentEncoder
 from mlm.data.vocabulary import train_tokenizer
 from mlm.tokenizer import (
     SPECIAL_TOKENS,
     SpecialTokens,
     added_pieces,
     encode_documents,
+    extra_special_tokens,
     load_tokenizer,
     num_ids,
     starts_word,
@@ -587,3 +591,31 @@ def test_offsets_of_bytes_leave_out_the_space_before_a_word():
     assert encoding.ids[1:-1] == encode_documents(tokenizer, [text])[0]
     for begin, end in encoding.offsets[1:-1]:
         assert text[begin:end] == text[begin:end].strip()
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_extra_special_tokens_are_their_ids_and_the_five_are_text(kind, tmp_path, caplog):
+    """A stock tokenizer gives the same ids."""
+    words = ["four boats wait", "the harbour is near", "<ent> a keeper [E1] waits"]
+    trained = train_tokenizer(words * 20, TokenizerConfig(type=kind, vocab_size=300))
+    trained.add_special_tokens(["<ent>", "[E1]", "[E2]"])
+    trained.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    marks = extra_special_tokens(tokenizer)
+    assert list(marks) == ["<ent>", "[E1]", "[E2]"]
+    stock = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    texts = [*words, "the<ent>keeper [E1]", "[E2]"]
+    encoder = DocumentEncoder(tokenizer)
+    for text in texts:
+        ids = stock(text, add_special_tokens=False)["input_ids"]
+        assert encode_documents(tokenizer, [text]) == [ids]
+        assert encoder([text]).ids.tolist() == ids
+    assert encode_documents(tokenizer, ["<ent> boats"])[0][0] == marks["<ent>"]
+    (five,) = encode_documents(tokenizer, ["[MASK] [CLS]"])
+    assert not set(five) & set(SpecialTokens.from_tokenizer(tokenizer).ids) - {1}
+    is_special = build_masking(MaskingConfig(), 0.15, tokenizer).is_special
+    assert is_special[list(marks.values())].all()
+    (tmp_path / "t.txt").write_text("\n".join(words * 20), encoding="utf-8")
+    data = CorpusConfig(sources=[SourceConfig(str(tmp_path / "t.txt"))], seq_len=16)
+    prepare_corpus(data, TokenizerConfig(path=str(tmp_path)))
+    assert "special tokens that the text lacks are never trained: [E2]" in caplog.text

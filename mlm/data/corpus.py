@@ -43,8 +43,8 @@ from mlm.data.store import (
 )
 from mlm.data.text import Text
 from mlm.data.vocabulary import TOKENIZER_VERSION, train_tokenizer
-from mlm.files import format_bytes, remove, replacing
-from mlm.tokenizer import SpecialTokens, load_tokenizer, num_ids, tokenizer_digest
+from mlm.files import format_bytes, remove, replacing, shorten
+from mlm.tokenizer import SpecialTokens, extra_special_tokens, load_tokenizer, num_ids, tokenizer_digest
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -145,8 +145,10 @@ def train_on_text(text: Text, config: TokenizerConfig) -> Tokenizer:
 
 def _store(text: Text, tokenizer: Tokenizer, machine: tuple[int, int] = (1, 1)) -> TokenStore | None:
     """Open or build the token store, or write a machine's share of its shards."""
+    # Stores from before extra special tokens were recognised have pieces of them.
+    marks = ["marks"] if extra_special_tokens(tokenizer) else []
     digest = tokenizer_digest(tokenizer)
-    folder = text.cache / "stores" / content_key(text.digest, digest, STORE_VERSION)
+    folder = text.cache / "stores" / content_key(text.digest, digest, STORE_VERSION, *marks)
     with locked(folder, "-{}-of-{}".format(*machine)):
         if folder.exists():
             log.info("token store: reusing %s", folder)
@@ -283,6 +285,9 @@ def _split_and_pack(
                 _count_ordinary(of, spans, config, tokenizer)
                 for of, spans in ((store, train), (own or store, validation))
             ]
+            extra = extra_special_tokens(tokenizer)
+            if never := [token for token, id_ in extra.items() if not counts[0][id_]]:
+                log.warning("special tokens that the text lacks are never trained: %s", shorten(never, 8))
             table, mix = _pack_mix(store, train, config)
             validation_table = pack_documents(validation, config.seq_len, config.packing)
             with replacing(folder) as temporary:
