@@ -38,6 +38,8 @@ WORSE = 0.02
 """Nats of validation loss, above the noise of frozen masks, from which a model counts as worse."""
 LOCAL_FACTS = ("model_dir", "branch", "init", "best", "validation_sources")
 """Entries of the summary that the card leaves out: they mean nothing on another machine."""
+SAME = 0.005
+"""Nats of validation loss that two passes over the text should gain at least."""
 CHECKED = 4
 """Held-out rows or examples on which the saved model is compared with the trained one."""
 
@@ -58,15 +60,8 @@ def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason:
     by_source = {
         name.removeprefix("loss/"): loss for name, loss in progress.last.items() if name.startswith("loss/")
     }
-    loss, step = progress.lowest or (math.inf, 0)
-    if progress.last["loss"] > loss + WORSE:
-        best = "" if config.trainer.keep == "best" else "--trainer.keep best, "
-        passes = (kept - step) / -(-len(corpus.train) // config.trainer.rows_per_step)
-        log.warning(
-            f"the saved model (loss {progress.last['loss']:.3f} at step {kept}) is worse than that of step "
-            f"{step} (loss {loss:.3f}), {passes:.1f} passes over the text before: take {best}"
-            "a lower --optimizer.lr, fewer steps, more text"
-        )
+    passes = -(-len(corpus.train) // config.trainer.rows_per_step)
+    warn_of_losses(progress, read_metrics(folder / METRICS), kept, passes, config.trainer.keep == "best")
     summary = {
         "loss_first": progress.first["loss"],
         "val_loss": progress.last["loss"],
@@ -123,6 +118,29 @@ def finish_pretraining(module: StepModule, corpus: Corpus, folder: Path, reason:
     plot_losses(read_metrics(folder / METRICS), folder / "plots" / "loss.png", corpus.unigram_entropy)
     write_json(folder / SUMMARY, summary)
     print(_pretraining_message(config, folder, summary, progress))
+
+
+def warn_of_losses(
+    progress: Progress, rows: list[dict[str, float]], kept: int, steps_a_pass: int, keeps_best: bool
+) -> None:
+    """Warn if the model of step `kept` is worse than an earlier one, or the last two passes changed nothing.
+
+    `rows` are those of the metrics table.
+    """
+    assert progress.last, "a run ends with a validation"
+    last, (lowest, step) = progress.last["loss"], progress.lowest or (math.inf, 0)
+    before = [row["val/loss"] for row in rows if "val/loss" in row and row["step"] <= kept - 2 * steps_a_pass]
+    if last > lowest + WORSE:
+        log.warning(
+            f"the saved model (loss {last:.3f} at step {kept}) is worse than that of step {step} (loss "
+            f"{lowest:.3f}), {(kept - step) / steps_a_pass:.1f} passes over the text before: take "
+            f"{'' if keeps_best else '--trainer.keep best, '}a lower --optimizer.lr, fewer steps, more text"
+        )
+    elif before and last > min(before) - SAME:
+        log.warning(
+            f"the last two passes over the text changed nothing (loss {min(before):.3f} before, {last:.3f} "
+            "now): take more text, a larger model, another --optimizer.lr, or fewer steps"
+        )
 
 
 def started_from(model: str | None) -> dict[str, str]:

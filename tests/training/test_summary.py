@@ -8,8 +8,10 @@ from run_files import column, folder_of, weights
 
 from mlm.__main__ import main
 from mlm.config.errors import InputError
+from mlm.training.engine import Progress
 from mlm.training.pretraining import pretrain
 from mlm.training.run_folder import checkpoint_path, git_commit
+from mlm.training.summary import warn_of_losses
 
 
 def git(folder, *arguments):
@@ -46,6 +48,34 @@ def test_a_model_worse_than_an_earlier_one_is_named(tiny, caplog):
     losses = column(config, "val/loss")
     assert min(losses) == losses[0] < losses[-1]
     assert f"the saved model (loss {losses[-1]:.3f} at step 12) is worse than that of step 0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        (
+            [5.0, 4.0, 3.0, 3.0, 3.0, 3.0],
+            "the last two passes over the text changed nothing (loss 3.000 before, 3.000",
+        ),
+        ([5.0, 4.0, 3.0, 3.01, 3.005, 2.997], "changed nothing (loss 3.000 before, 2.997 now)"),
+        ([5.0, 4.0, 3.0, 2.99, 2.98, 2.97], ""),
+        ([5.0, 4.0, 3.0], ""),
+        (
+            [5.0, 3.0, 4.0, 4.0, 4.0, 4.0],
+            "is worse than that of step 10 (loss 3.000), 4.0 passes over the text before",
+        ),
+    ],
+)
+def test_two_passes_that_change_nothing_are_named(losses, message, caplog):
+    """Validations every ten steps, which are a pass."""
+    rows = [{"step": 10 * number, "val/loss": loss} for number, loss in enumerate(losses)]
+    rows.insert(1, {"step": 5, "train/loss": 1.0})
+    progress = Progress(
+        last={"loss": losses[-1]}, lowest=min((loss, 10 * n) for n, loss in enumerate(losses))
+    )
+    warn_of_losses(progress, rows, rows[-1]["step"], 10, keeps_best=False)
+    assert message in caplog.text
+    assert bool(message) == bool(caplog.text)
 
 
 def test_the_best_model_is_saved_and_the_run_ends_without_a_better_one(tiny, caplog):
