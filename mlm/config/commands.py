@@ -267,7 +267,7 @@ class InferenceConfig:
     model: UserPath
     """Model folder, checkpoint, or OWNER/NAME on the Hugging Face hub."""
     input: UserPath
-    """csv, tsv, jsonl, json or parquet file, or for embed a text file with one text a line."""
+    """csv, tsv, jsonl, json or parquet files, or a text file with one text a line."""
     output: UserPath
     """File to write: for predict csv, for embed npy."""
     text_column: str = "text"

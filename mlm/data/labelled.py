@@ -159,16 +159,19 @@ class Table:
         return found
 
 
-def read_table(path: str, encoding: str = "utf-8", option: str = "--encoding") -> Table:
+def read_table(
+    path: str, encoding: str = "utf-8", option: str = "--encoding", lines_as: str | None = None
+) -> Table:
     """Read the rows of a file, a URL, a saved data set or the hub, or of several of them.
 
     Several are those of a folder or glob, sorted, or of a list `a,b` in its order; the place of a row then
-    names its file. `option` is the flag that sets the encoding.
+    names its file. `option` is the flag that sets the encoding; the lines of a text file are the column
+    `lines_as`, None: it is refused.
     """
     names = [name for part in split_paths(path) for name in _files_of(part)]
     rows: list[Row] = []
     for name in names:
-        found = _read_rows(name, encoding, option)
+        found = _read_rows(name, encoding, option, lines_as)
         rows += found if len(names) == 1 else [(f"{name}, {place}", cells) for place, cells in found]
     if not rows:
         raise InputError(f"{path}: has no rows")
@@ -185,29 +188,28 @@ def _files_of(path: str) -> list[str]:
     raise InputError(f"{path}: has no file of rows; {TABLE_FORMATS} are, each also compressed")
 
 
-def _read_rows(path: str, encoding: str, option: str) -> list[Row]:
+def _read_rows(path: str, encoding: str, option: str, lines_as: str | None) -> list[Row]:
     if is_data_set(path):
         return list(data_set_rows(path, named=True))
     kind = format_of(path)
-    if kind in ("text", None):
+    if kind is None or (kind == "text" and lines_as is None):
         raise InputError(f"{path}: is not a file of rows; {TABLE_FORMATS} are, each also compressed")
     with open_file(path) as stored, readable(path):
         if kind in ARROW_FORMATS:
             return list(arrow_rows(kind, stored))
         blocks = text_blocks(stored, path, encoding, advice=f"give {option} {{}}")
+        if kind == "text":
+            return [
+                (f"line {number}", {str(lines_as): line})
+                for number, line in enumerate(split_lines(blocks), 1)
+            ]
         numbered = enumerate(text_rows(blocks, str(kind), path, ReadReport(path)), 1)
         return [(f"row {number} ({place})", cells) for number, (place, cells) in numbered]
 
 
 def read_texts(path: str, column: str, encoding: str = "utf-8") -> list[str]:
     """Read the texts of a file in their order: the lines of a text file, or a column of a table."""
-    if is_data_set(path) or format_of(path) != "text":
-        return read_table(path, encoding).texts(column, "--text_column")
-    with open_file(path) as stored, readable(path):
-        texts = list(split_lines(text_blocks(stored, path, encoding, advice="give --encoding {}")))
-    if not texts:
-        raise InputError(f"{path}: is empty")
-    return texts
+    return read_table(path, encoding, lines_as=column).texts(column, "--text_column")
 
 
 def read_task(config: LabelledConfig) -> LabelledTask:

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 def predict(config: PredictConfig) -> int:
     """Label the rows of a file."""
-    table = read_table(config.input, config.encoding)
+    table = read_table(config.input, config.encoding, lines_as=config.text_column)
     examples = read_examples(table, config.text_column, config.text_pair_column)
     ids = [str(number) for number in range(1, len(examples) + 1)]
     if config.id_column is not None:

@@ -78,7 +78,7 @@ def test_mistakes_are_named(config, tmp_path):
         embed(replace(config, max_length=65))
     empty = tmp_path / "empty.txt"
     empty.write_text("")
-    with pytest.raises(InputError, match=r"empty.txt: is empty"):
+    with pytest.raises(InputError, match=r"empty.txt: has no rows"):
         embed(replace(config, input=str(empty)))
     with pytest.raises(InputError, match=r"must end in \.npy"):
         check_files(replace(config, output=str(tmp_path / "vectors.txt")))

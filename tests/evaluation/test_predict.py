@@ -231,3 +231,17 @@ def test_a_model_gets_as_many_texts_as_it_was_trained_on(trained_on, column, mes
         return
     with pytest.raises(InputError, match=message):
         check_pairs(classifier, column)
+
+
+def test_lines_of_a_text_file_and_rows_of_several_files_are_predicted_alike(build, run, documents, tmp_path):
+    folder = build()
+    expected = run(folder, [{"text": text} for text in documents[:9]])
+    (tmp_path / "lines.txt").write_text("\n".join(documents[:9]), encoding="utf-8")
+    (tmp_path / "parts").mkdir()
+    for name, part in (("b", documents[5:9]), ("a", documents[:5])):
+        rows = "\n".join(json.dumps({"text": text}) for text in part)
+        (tmp_path / "parts" / f"{name}.jsonl").write_text(rows)
+    for name in ("lines.txt", "parts", "parts/*.jsonl"):
+        assert predict(PredictConfig(folder, str(tmp_path / name), str(tmp_path / "o.csv"))) == 0
+        with (tmp_path / "o.csv").open(newline="", encoding="utf-8") as file:
+            assert list(csv.DictReader(file)) == expected
