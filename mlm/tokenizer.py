@@ -154,9 +154,8 @@ def text_groups(texts: Iterable[str], characters: int | None = None) -> Iterator
 
 def extra_special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the special tokens beyond the five, with their ids: marks such as <ent> of a vocabulary."""
-    known = SpecialTokens.from_tokenizer(tokenizer).ids
-    added = tokenizer.get_added_tokens_decoder().items()
-    return {token.content: id_ for id_, token in added if token.special and id_ not in known}
+    added, five = tokenizer.get_added_tokens_decoder().items(), {*SPECIAL_TOKENS, *OTHER_NAMES}
+    return {token.content: id_ for id_, token in added if token.special and token.content not in five}
 
 
 def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:

@@ -63,6 +63,7 @@ TINY = (
 )
 
 
+@pytest.mark.slow
 def test_a_locale_of_ascii_trains_tunes_and_answers(tmp_path):
     lines = [f"Łódź płynie ζωή перевод {number}" for number in range(300)]
     (tmp_path / "t.txt").write_text("\n".join(lines), encoding="utf-8")

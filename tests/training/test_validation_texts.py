@@ -142,6 +142,7 @@ def test_names_of_a_resumed_run_may_change(tiny, two, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_two_processes_report_what_one_does(tiny, two, tmp_path):
     runs = []
     for devices in (1, 2):
