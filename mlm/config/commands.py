@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
 from mlm.config.data import CorpusConfig, MaskingConfig, SourceConfig, TokenizerConfig
-from mlm.config.errors import require, require_defaults
+from mlm.config.errors import in_words, require, require_defaults
 from mlm.config.model import ModelConfig
 from mlm.config.schema import Encoding, NonNegative, Positive, RowLength, Separator, UserPath, rule, schema
 from mlm.config.training import (
@@ -213,8 +213,8 @@ class EvaluateConfig:
 
     model: UserPath
     """Model folder, or OWNER/NAME on the Hugging Face hub."""
-    input: UserPath | None = None
-    """Labelled file for a fine-tuned model, which then has to have one label in every row; null: data."""
+    input: list[UserPath] | None = None
+    """Labelled files for a fine-tuned model, with a label in every row, as data.train; null: data."""
     text_column: str = "text"
     """Column of the text in input."""
     text_pair_column: str | None = None
@@ -242,7 +242,7 @@ class EvaluateConfig:
         require_defaults(self.data, unused, hint, "data.")
         require_defaults(self.masking, ("mask_rate", "final_mask_rate"), hint, "masking.")
         both = self.input is not None and self.data != CorpusConfig()
-        require(not both, "input", self.input, "and data.* are two texts; give one of them")
+        require(not both, "input", in_words(self.input), "and data.* are two texts; give one of them")
 
 
 @schema()
@@ -251,8 +251,8 @@ class InferenceConfig:
 
     model: UserPath
     """Model folder, or OWNER/NAME on the Hugging Face hub."""
-    input: UserPath
-    """csv, tsv, jsonl, json or parquet file, or for embed a text file with one text a line."""
+    input: list[UserPath]
+    """csv, tsv, jsonl, json, parquet, or text with one text a line: files, globs, folders, hub:OWNER/NAME."""
     output: UserPath
     """File to write: for predict csv, for embed npy."""
     text_column: str = "text"

@@ -45,13 +45,13 @@ class HubName:
     """Split such as train or train[:1%]; None: train."""
 
     @classmethod
-    def parse(cls, text: str) -> HubName:
+    def parse(cls, text: str, key: str = "data.sources") -> HubName:
         """Split the path of a source; raise InputError if it does not follow the pattern."""
         name = r"[A-Za-z0-9][\w.-]*"
         match = re.fullmatch(rf"{HUB_PREFIX}({name}/{name})(?:@([^@:\s]+))?(?::(\S+))?", text)
         if match is None:
             form = f"{text} is not of the form hub:OWNER/NAME[@CONFIG][:SPLIT]"
-            raise InputError(f"data.sources: {form}", "data.sources")
+            raise InputError(f"{key}: {form}", key)
         return cls(*match.groups())
 
 

@@ -9,12 +9,15 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import field
 from itertools import product
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from mlm.config.commands import RunConfig
-from mlm.config.errors import require, require_defaults
+from mlm.config.data import HUB_PREFIX
+from mlm.config.errors import in_words, require, require_defaults
 from mlm.config.model import LabelType, Pooling
 from mlm.config.schema import (
     AboveZero,
@@ -146,12 +149,12 @@ def _plain_tasks(tasks: list[str]) -> list[str]:
 class LabelledConfig:
     """Labelled texts."""
 
-    train: UserPath | None = None
-    """Labelled csv, tsv, jsonl, json or parquet file; null: which package a docstring is from."""
-    validation: UserPath | None = None
-    """Labelled file to score every epoch; null: a part held out of train."""
-    test: UserPath | None = None
-    """File to predict at the end, and to score if it has labels."""
+    train: list[UserPath] | None = None
+    """Labelled csv, tsv, jsonl, json or parquet: files, globs, folders, hub:OWNER/NAME; null: docstrings."""
+    validation: list[UserPath] | None = None
+    """Labelled files to score every epoch, as train; null: a part held out of train."""
+    test: list[UserPath] | None = None
+    """Files to predict at the end, and to score if they have labels, as train."""
     text_column: str = "text"
     """Column of the text."""
     text_pair_column: str | None = None
@@ -172,8 +175,17 @@ class LabelledConfig:
     """Train on this many examples only, chosen by a hash of the text; null: all."""
 
     def __post_init__(self) -> None:
+        for name in ("train", "validation", "test"):
+            require(getattr(self, name) != [], f"data.{name}", "[]", "names no file; leave it out")
         if self.train is None:
             require_defaults(self, ("validation", "test"), "needs data.train beside it", "data.")
+
+    @property
+    def title(self) -> str:
+        """Name of the training data: that of the first file, folder or data set, and how many follow."""
+        first, *others = self.train or [""]
+        path = Path(re.split(r"[*?\[]", first)[0].removeprefix(HUB_PREFIX))
+        return (path.name or "files") + (f" and {len(others)} more" if others else "")
 
 
 @schema("head.")
@@ -318,8 +330,8 @@ class FinetuneConfig(RunConfig):
         require(fits, "head.class_weights", weights, "is about classes, not numbers")
         fits = label_type == "classification" or not smoothing
         require(fits, "head.label_smoothing", smoothing, "needs labels of which one holds")
-        both = bool(self.task and self.data.train)
-        require(not both, "task", tasks, f"and data.train={self.data.train} are two tasks; give one of them")
+        both, files = bool(self.task and self.data.train), in_words(self.data.train)
+        require(not both, "task", tasks, f"and data.train={files} are two tasks; give one of them")
         self._check_unused()
         wanting = self.start_from_mnli and MNLI not in self.task and self._has_from_mnli
         rule = f"with task={tasks} needs mnli too; add it, or set false"

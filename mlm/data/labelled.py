@@ -11,16 +11,17 @@ N examples, C classes.
 
 import hashlib
 import logging
+import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from mlm.config.data import SourceConfig
 from mlm.config.errors import InputError
 from mlm.config.finetune import LabelledConfig
 from mlm.config.model import LabelType
@@ -36,13 +37,13 @@ from mlm.data.labels import (
     label_numbers,
     sort_labels,
 )
-from mlm.data.sources import data_set_rows, is_data_set
+from mlm.data.sources import data_set_rows, is_data_set, source_files
 from mlm.data.tables import ARROW_FORMATS, Row, arrow_rows, joined, paths_of, text_rows, value_at
 from mlm.files import shorten
 
 FEW_EXAMPLES = 30  # of validation; with fewer a warning says that scores mean little
 MANY_CLASSES = 100  # from so many a warning asks whether the labels are numbers
-TABLE_FORMATS = "csv, tsv, jsonl, json, parquet and arrow"
+TABLE_FORMATS = ("csv", "tsv", "jsonl", "json", "parquet", "arrow")
 
 
 log = logging.getLogger(__name__)
@@ -103,10 +104,12 @@ class LabelledTask:
 
 @dataclass(frozen=True)
 class Table:
-    """A file of rows, in memory."""
+    """A file of rows, in memory, or several on end."""
 
     name: str
     rows: list[Row]  # place ("row 3 (line 4)") and cells of each row, at least one
+    parts: tuple["Table", ...] = ()
+    """The files, if they are several: each has all columns that are asked for."""
 
     @cached_property
     def columns(self) -> list[str]:
@@ -126,6 +129,8 @@ class Table:
 
     def cells(self, column: str, option: str) -> list[Cell]:
         """Return place and value of each cell of a column, which the flag `option` sets."""
+        if self.parts:
+            return [cell for part in self.parts for cell in part.cells(column, option)]
         if column not in self.columns:
             remedy = f"; name it with {option}" if option else ""
             parts = [part.strip() for part in column.split(",")]
@@ -150,6 +155,8 @@ class Table:
         names = self.label_columns(column)
         if not names:
             return self.cells(column, option)
+        if self.parts:
+            return [cell for part in self.parts for cell in part.label_cells(column, option)]
         found: list[Cell] = [(f"{self.name}, {place}: {column}", []) for place, _ in self.rows]
         for name in names:
             for (_, labels), cell in zip(found, self.cells(name, option), strict=True):
@@ -157,35 +164,55 @@ class Table:
         return found
 
 
-def read_table(path: str, encoding: str = "utf-8", option: str = "--encoding") -> Table:
-    """Read a table from a file, a URL, a saved data set or the hub; the flag `option` sets the encoding."""
+def read_table(
+    paths: str | Sequence[str],
+    encoding: str = "utf-8",
+    option: str = "--encoding",
+    text_column: str | None = None,
+) -> Table:
+    """Read the rows of files, folders, globs, URLs, saved data sets and the hub, in the order given.
+
+    The files of a folder or glob come sorted, and a file that is named twice is read once. The flag `option`
+    sets the encoding. With `text_column` a plain text is a table too: each line is a cell of that column.
+    """
+    formats = {*TABLE_FORMATS, *(["text"] if text_column is not None else [])}
+    files: list[str] = []
+    for path in [paths] if isinstance(paths, str) else paths:
+        whole = is_data_set(path) or os.path.isfile(path)
+        files += [path] if whole else source_files(SourceConfig(path), formats)
+    tables = [_read_file(path, encoding, option, text_column) for path in dict.fromkeys(files)]
+    rows = [row for table in tables for row in table.rows]
+    return tables[0] if len(tables) == 1 else Table(shorten(files, 3), rows, tuple(tables))
+
+
+def _read_file(path: str, encoding: str, option: str, text_column: str | None) -> Table:
     if is_data_set(path):
-        rows = list(data_set_rows(path, named=True))
-    else:
-        kind = format_of(path)
-        if kind in ("text", None):
-            raise InputError(f"{path}: is not a file of rows; {TABLE_FORMATS} are, each also compressed")
-        with open_file(path) as stored, readable(path):
-            if kind in ARROW_FORMATS:
-                rows = list(arrow_rows(kind, stored))
-            else:
-                blocks = text_blocks(stored, path, encoding, advice=f"give {option} {{}}")
-                numbered = enumerate(text_rows(blocks, str(kind), path, ReadReport(path)), 1)
-                rows = [(f"row {number} ({place})", cells) for number, (place, cells) in numbered]
-    if not rows:
-        raise InputError(f"{path}: has no rows")
-    return Table(path, rows)
-
-
-def read_texts(path: str, column: str, encoding: str = "utf-8") -> list[str]:
-    """Read the texts of a file in their order: the lines of a text file, or a column of a table."""
-    if is_data_set(path) or format_of(path) != "text":
-        return read_table(path, encoding).texts(column, "--text_column")
+        return _filled(path, data_set_rows(path, named=True))
+    kind = format_of(path)
+    if kind not in TABLE_FORMATS and (kind is None or text_column is None):
+        *others, last = TABLE_FORMATS
+        known = f"{', '.join(others)} and {last} are, each also compressed"
+        raise InputError(f"{path}: is not a file of rows; {known}")
     with open_file(path) as stored, readable(path):
-        texts = list(split_lines(text_blocks(stored, path, encoding, advice="give --encoding {}")))
-    if not texts:
-        raise InputError(f"{path}: is empty")
-    return texts
+        if kind in ARROW_FORMATS:
+            return _filled(path, arrow_rows(str(kind), stored))
+        blocks = text_blocks(stored, path, encoding, advice=f"give {option} {{}}")
+        if kind == "text":
+            lines = enumerate(split_lines(blocks), 1)
+            return _filled(path, ((f"line {number}", {str(text_column): line}) for number, line in lines))
+        numbered = enumerate(text_rows(blocks, str(kind), path, ReadReport(path)), 1)
+        return _filled(path, ((f"row {number} ({place})", cells) for number, (place, cells) in numbered))
+
+
+def _filled(path: str, rows: Iterable[Row]) -> Table:
+    if table := list(rows):
+        return Table(path, table)
+    raise InputError(f"{path}: {'is empty' if format_of(path) == 'text' else 'has no rows'}")
+
+
+def read_texts(paths: str | Sequence[str], column: str, encoding: str = "utf-8") -> list[str]:
+    """Read texts in their order: the lines of text files, or a column of tables."""
+    return read_table(paths, encoding, text_column=column).texts(column, "--text_column")
 
 
 def read_task(config: LabelledConfig) -> LabelledTask:
@@ -195,19 +222,20 @@ def read_task(config: LabelledConfig) -> LabelledTask:
     labels, values = _labels(config, table)
     train = replace(train, labels=values)
     if config.validation:
-        table, validation = _read(config, config.validation)
-        validation = replace(validation, labels=_labels(config, table, labels)[1])
-        where = config.validation
+        given, validation = _read(config, config.validation)
+        validation = replace(validation, labels=_labels(config, given, labels)[1])
+        where = shorten(config.validation, 3)
     else:
-        train, validation = hold_out(train, config.validation_fraction, config.train)
-        where = f"{config.validation_fraction:.0%} of {config.train}, chosen by a hash of the text"
+        name = shorten(config.train, 3)
+        train, validation = hold_out(train, config.validation_fraction, name)
+        where = f"{config.validation_fraction:.0%} of {name}, chosen by a hash of the text"
     test = None
     if config.test:
         table, test = _read(config, config.test)
         if _is_labelled(config, table):
             test = replace(test, labels=_labels(config, table, labels)[1])
     report_overlap(train, validation, test)
-    name = Path(config.train).name.partition(".")[0]
+    name = config.title.partition(".")[0]
     return LabelledTask(name, config.label_type, labels, train, validation, where, test)
 
 
@@ -234,8 +262,8 @@ def report_overlap(train: Examples, validation: Examples, test: Examples | None)
             log.warning("%d of %d classes have no validation example", absent, len(classes))
 
 
-def _read(config: LabelledConfig, path: str) -> tuple[Table, Examples]:
-    table, pair = read_table(path, config.encoding, "--data.encoding"), config.text_pair_column
+def _read(config: LabelledConfig, paths: list[str]) -> tuple[Table, Examples]:
+    table, pair = read_table(paths, config.encoding, "--data.encoding"), config.text_pair_column
     texts = table.texts(config.text_column, "--data.text_column")
     return table, Examples(texts, table.texts(pair, "--data.text_pair_column") if pair else None)
 

@@ -9,13 +9,14 @@ import glob
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mlm.config.data import HUB_PREFIX, DocumentRule, HubName, SourceConfig
 from mlm.config.errors import InputError
 from mlm.data.formats import (
+    FORMATS,
     HTTP,
     SUFFIXES,
     ReadReport,
@@ -84,13 +85,14 @@ def _read(
                 yield from row_documents(rows, name, column, report, open_ended=kind in ("json", "jsonl"))
 
 
-def source_files(source: SourceConfig) -> list[str]:
+def source_files(source: SourceConfig, formats: Container[str] = frozenset(FORMATS.values())) -> list[str]:
     """Return the paths or URLs of the files of a source, sorted; each is of a known format.
 
-    A folder means every such file below it that is not hidden; of a saved data set in splits, only `train`.
+    A folder means every file below it in one of the `formats` that is not hidden; of a saved data set in
+    splits, only `train`.
     """
     with readable(source.path, Exception if not source.is_local else (OSError, ValueError)):
-        found = _local_files(source) if source.is_local else _urls(source.path)
+        found = _local_files(source, formats) if source.is_local else _urls(source.path)
         for name in found:
             if source.is_local and not os.path.isfile(name):
                 dangling = "a symbolic link to nothing", "neither a file nor a folder"
@@ -110,7 +112,7 @@ def _urls(path: str) -> list[str]:
     raise InputError(f"{path}: has no documents: no file matches")
 
 
-def _local_files(source: SourceConfig) -> list[str]:
+def _local_files(source: SourceConfig, formats: Container[str]) -> list[str]:
     text, path = source.path, Path(source.path)
     if path.is_dir():
         found = _files_below(path)
@@ -123,7 +125,9 @@ def _local_files(source: SourceConfig) -> list[str]:
     if not found:
         why = "an empty folder" if path.is_dir() else "no file matches"
         raise InputError(f"{text}: has no documents: {why}")
-    known = [file for file in sorted(found) if source.format or (file.suffix and format_of(file.name))]
+    known = [
+        file for file in sorted(found) if source.format or (file.suffix and format_of(file.name) in formats)
+    ]
     others = shorten(sorted({file.suffix or file.name for file in set(found) - set(known)}), 8)
     if not known:
         remedy = f"known formats are {SUFFIXES}; or set the format of this source, format: text (jsonl, ...)"

@@ -69,7 +69,7 @@ def _check_finetuning(config: FinetuneConfig) -> None:
     elif config.model is not None:
         check_model_folder("model", config.model)
     for name in ("train", "validation", "test"):
-        _check_text_file(f"data.{name}", getattr(config.data, name))
+        _check_text_files(f"data.{name}", getattr(config.data, name))
     is_there = config.glue_dir is None or Path(config.glue_dir).is_dir()
     require(is_there, "glue_dir", config.glue_dir, f"is not a folder; looked in {os.getcwd()}")
     check_recipes(config)
@@ -81,12 +81,12 @@ def _check_inference(
     check_model_folder("model", config.model)
     if isinstance(config, commands.FillMaskConfig):
         return
-    _check_text_file("input", config.input)
-    inputs = [config.input] if config.input is not None else []
+    _check_text_files("input", config.input)
+    inputs = config.input or []
     if isinstance(config, commands.EvaluateConfig) and config.input is None:
         check_sources(config.data.sources)
         inputs = [source.path for source in config.data.sources]
-        inputs += [file for name in inputs for file in glob.glob(name, recursive=True)]
+    inputs = [*inputs, *(file for name in inputs for file in glob.glob(name, recursive=True))]
     is_array = not isinstance(config, commands.EmbedConfig) or config.output.endswith(".npy")
     require(is_array, "output", config.output, "must end in .npy, the format it has")
     if config.output is not None:
@@ -176,11 +176,17 @@ def check_tokenizer(config: TokenizerConfig) -> None:
             require(there, f"tokenizer.{name}", f"{given}:", f"there is no file {files[0].absolute()}")
 
 
-def _check_text_file(key: str, path: str | None) -> None:
-    if path is None:
-        return
-    require(Path(path).is_file(), key, path, f"is not a file; looked in {os.getcwd()}")
-    require(os.access(path, os.R_OK), key, path, "cannot be read: no permission")
+def _check_text_files(key: str, paths: list[str] | None) -> None:
+    """Raise InputError unless local files, folders and globs exist and hub names are well formed."""
+    for path in paths or ():
+        if path.startswith(HUB_PREFIX):
+            HubName.parse(path, key)
+        elif "://" not in path:
+            there = os.path.exists(path) or bool(glob.glob(path, recursive=True))
+            fault = "matches no file" if glob.has_magic(path) else "is not a file"
+            require(there, key, path, f"{fault}; looked in {os.getcwd()}")
+            readable = os.access(path, os.R_OK) or not os.path.exists(path)
+            require(readable, key, path, "cannot be read: no permission")
 
 
 def _check_folder(key: str, path: str) -> None:

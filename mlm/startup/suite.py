@@ -5,14 +5,17 @@ units: a configuration for every task and seed --points, at_point--> one for eve
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mlm.config.data import HUB_PREFIX
 from mlm.config.errors import InputError, in_words
 from mlm.config.finetune import DIAGNOSTIC, MNLI, FinetuneConfig, Point, TaskRecipe, plain_name
 from mlm.config.parse import flatten, read_group, to_plain
@@ -152,9 +155,12 @@ def _refuse_fewer(key: str, given: Sequence[object], lost: Sequence[object], fol
 
 
 def data_digests(config: FinetuneConfig) -> dict[str, str]:
-    """Return a hash of the content of every file that the runs read, by its path as it was given."""
-    paths = [getattr(config.data, name) for name in ("train", "validation", "test")]
-    files = [Path(path) for path in paths if path]
+    """Return a hash of the content of every file of this machine that the runs read, by its path.
+
+    Of a folder or glob these are all files below it that are not hidden; data of the hub or a URL have none.
+    """
+    given = [getattr(config.data, name) or () for name in ("train", "validation", "test")]
+    files = [file for paths in given for path in paths for file in _files_of(path)]
     if config.task and config.glue_dir:
         found = (path for path in Path(config.glue_dir).glob("*/*") if path.suffix in DATA_SUFFIXES)
         files += sorted(path for path in found if plain_name(path.parent.name) in config.task)
@@ -166,6 +172,14 @@ def data_digests(config: FinetuneConfig) -> dict[str, str]:
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     return digests
+
+
+def _files_of(path: str) -> list[Path]:
+    if path.startswith(HUB_PREFIX) or "://" in path:
+        return []
+    found = [path] if os.path.exists(path) or not glob.has_magic(path) else glob.glob(path, recursive=True)
+    below = (name for place in found for name in glob.glob(f"{glob.escape(place)}/**", recursive=True))
+    return [Path(name) for name in sorted({*found, *below}) if not os.path.isdir(name)]
 
 
 def read_digests(folder: Path) -> dict[str, str]:

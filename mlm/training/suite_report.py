@@ -36,7 +36,7 @@ def report(config: FinetuneConfig, folder: Path, runs: Sequence[tuple[FinetuneCo
 
     Table and picture are called `glue`, or `seeds` for the user's own data.
     """
-    own = Path(config.data.train).name if config.data.train else OWN_DATA
+    own = config.data.title if config.data.train else OWN_DATA
     by_task: dict[str, list[tuple[FinetuneConfig, Json]]] = {}
     for run, summary in runs:
         by_task.setdefault(run.task[0] if run.task else own, []).append((run, summary))

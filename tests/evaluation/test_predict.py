@@ -231,3 +231,14 @@ def test_a_model_gets_as_many_texts_as_it_was_trained_on(trained_on, column, mes
         return
     with pytest.raises(InputError, match=message):
         check_pairs(classifier, column)
+
+
+def test_several_files_and_plain_texts_are_labelled_in_their_order(build, run, documents, tmp_path):
+    folder, output = build(), tmp_path / "texts.csv"
+    expected = run(folder, [{"text": text} for text in documents[:9]])
+    (tmp_path / "1.txt").write_text("\n".join(documents[:4]) + "\n")
+    (tmp_path / "2.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents[4:9]))
+    files = [str(tmp_path / "1.txt"), str(tmp_path / "2.jsonl")]
+    assert predict(PredictConfig(folder, files, str(output))) == 0
+    with output.open(newline="", encoding="utf-8") as file:
+        assert list(csv.DictReader(file)) == expected
