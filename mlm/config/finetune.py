@@ -9,24 +9,18 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import field
 from itertools import product
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from mlm.config.commands import RunConfig
-from mlm.config.data import HUB_PREFIX
 from mlm.config.errors import in_words, require, require_defaults
-from mlm.config.model import LabelType, Pooling
+from mlm.config.labelled import LabelledConfig
+from mlm.config.model import Pooling
 from mlm.config.schema import (
     AboveZero,
     BelowOne,
-    Encoding,
-    InsideUnit,
     Positive,
-    RowLength,
-    Separator,
     UpToOne,
     UserPath,
     nearest,
@@ -143,49 +137,6 @@ def _plain_tasks(tasks: list[str]) -> list[str]:
     alone = DIAGNOSTIC in tasks and MNLI not in tasks
     require(not alone, "task", DIAGNOSTIC, "has nothing to train on: MNLI's model answers it; add mnli")
     return tasks
-
-
-@schema("data.")
-class LabelledConfig:
-    """Labelled texts."""
-
-    train: list[UserPath] | None = None
-    """Labelled csv, tsv, jsonl, json or parquet: files, globs, folders, hub:OWNER/NAME; null: docstrings."""
-    validation: list[UserPath] | None = None
-    """Labelled files to score every epoch, as train; null: a part held out of train."""
-    test: list[UserPath] | None = None
-    """Files to predict at the end, and to score if they have labels, as train."""
-    text_column: str = "text"
-    """Column of the text."""
-    text_pair_column: str | None = None
-    """Column of a second text; null: single texts."""
-    label_column: str = "label"
-    """Column of the label."""
-    label_type: LabelType = "classification"
-    """A label is a class, a number (regression), or any number of classes (multilabel)."""
-    label_separator: Separator = "|"
-    """Character between the labels of a multilabel row; a list in jsonl needs none."""
-    encoding: Encoding = "utf-8"
-    """Text encoding of the files."""
-    validation_fraction: InsideUnit = 0.1
-    """Share of train held out without a validation file, chosen by a hash of the text."""
-    max_length: RowLength | None = None
-    """Most tokens of an example, special ones included; null: the longest, as far as the model reads."""
-    max_train_examples: Positive | None = None
-    """Train on this many examples only, chosen by a hash of the text; null: all."""
-
-    def __post_init__(self) -> None:
-        for name in ("train", "validation", "test"):
-            require(getattr(self, name) != [], f"data.{name}", "[]", "names no file; leave it out")
-        if self.train is None:
-            require_defaults(self, ("validation", "test"), "needs data.train beside it", "data.")
-
-    @property
-    def title(self) -> str:
-        """Name of the training data: that of the first file, folder or data set, and how many follow."""
-        first, *others = self.train or [""]
-        path = Path(re.split(r"[*?\[]", first)[0].removeprefix(HUB_PREFIX))
-        return (path.name or "files") + (f" and {len(others)} more" if others else "")
 
 
 @schema("head.")
@@ -340,6 +291,9 @@ class FinetuneConfig(RunConfig):
         whole = not (self.submit and missing)
         require(whole, "submit", "true", f"is for the server, which wants all tasks; add {missing} to --task")
         _check_seeds("seeds", self.seeds)
+        both = bool(self.seeds and self.data.folds and not self.data.fold)
+        hint = f"conflicts with data.folds={self.data.folds}, which has one seed; leave out one of them"
+        require(not both, "seeds", in_words(self.seeds), hint)
         entries = [recipe.task for recipe in self.recipes]
         for task in entries:
             require(entries.count(task) == 1, "recipes: task", task, "has two entries; make them one")
@@ -365,6 +319,7 @@ class FinetuneConfig(RunConfig):
                 "label_type",
                 "label_separator",
                 "encoding",
+                *("split", "group_column", "folds"),
             )
             require_defaults(self.data, own, f"is about files of your own; {fix}", "data.")
 

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -22,10 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mlm.config.data import SourceConfig
-from mlm.config.errors import InputError
-from mlm.config.finetune import LabelledConfig
+from mlm.config.errors import InputError, require
+from mlm.config.labelled import LabelledConfig
 from mlm.config.model import LabelType
-from mlm.counter import uniform
 from mlm.data.formats import ReadReport, format_of, open_file, readable, split_lines, text_blocks
 from mlm.data.labels import (
     NO_CLASS,
@@ -38,6 +37,7 @@ from mlm.data.labels import (
     sort_labels,
 )
 from mlm.data.sources import data_set_rows, is_data_set, source_files
+from mlm.data.splits import by_hash, fold_of, last_rows
 from mlm.data.tables import ARROW_FORMATS, Row, arrow_rows, joined, paths_of, text_rows, value_at
 from mlm.files import shorten
 
@@ -57,6 +57,8 @@ class Examples:
     pairs: list[str] | None = None  # the second text of each; None: single texts
     labels: npt.NDArray[Any] | None = None
     """(N,) ids of classes int64 or numbers float64, or (N, C) bool for multilabel; None: not known."""
+    groups: npt.NDArray[np.uint64] | None = None
+    """(N,) a hash of the group of each, such as its author; None: there are no groups."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -65,7 +67,17 @@ class Examples:
         """Return some of them, in this order."""
         texts = [self.texts[row] for row in rows]
         pairs = None if self.pairs is None else [self.pairs[row] for row in rows]
-        return Examples(texts, pairs, None if self.labels is None else self.labels[rows])
+        arrays = (None if array is None else array[rows] for array in (self.labels, self.groups))
+        return Examples(texts, pairs, *arrays)
+
+
+class Division(NamedTuple):
+    """The two parts of divided examples."""
+
+    train: Examples
+    held_out: Examples
+    where: str  # how the held-out part was chosen, in words
+    rows: npt.NDArray[np.int64]  # (N,) numbers of the held-out examples among all, from 0
 
 
 class PartSize(NamedTuple):
@@ -100,6 +112,8 @@ class LabelledTask:
     """Further sets to score once, at the end, by the suffix of their scores' names."""
     scored_is: str = ""  # source of the set without a suffix, in words; empty: there is none
     dev_sizes: tuple[PartSize, ...] = ()  # of the development sets of GLUE; empty: other data
+    validation_rows: npt.NDArray[np.int64] | None = None
+    """(N,) numbers of the validation examples among the rows of the file; None: of another file."""
 
 
 @dataclass(frozen=True)
@@ -220,15 +234,13 @@ def read_task(config: LabelledConfig) -> LabelledTask:
     assert config.train, "a run without a file has a built-in task"
     table, train = _read(config, config.train)
     labels, values = _labels(config, table)
-    train = replace(train, labels=values)
+    train, rows = replace(train, labels=values), None
     if config.validation:
         given, validation = _read(config, config.validation)
         validation = replace(validation, labels=_labels(config, given, labels)[1])
         where = shorten(config.validation, 3)
     else:
-        name = shorten(config.train, 3)
-        train, validation = hold_out(train, config.validation_fraction, name)
-        where = f"{config.validation_fraction:.0%} of {name}, chosen by a hash of the text"
+        train, validation, where, rows = divide(config, replace(train, groups=_groups(config, table)))
     test = None
     if config.test:
         table, test = _read(config, config.test)
@@ -236,7 +248,7 @@ def read_task(config: LabelledConfig) -> LabelledTask:
             test = replace(test, labels=_labels(config, table, labels)[1])
     report_overlap(train, validation, test)
     name = config.title.partition(".")[0]
-    return LabelledTask(name, config.label_type, labels, train, validation, where, test)
+    return LabelledTask(name, config.label_type, labels, train, validation, where, test, validation_rows=rows)
 
 
 def report_overlap(train: Examples, validation: Examples, test: Examples | None) -> None:
@@ -266,6 +278,16 @@ def _read(config: LabelledConfig, paths: list[str]) -> tuple[Table, Examples]:
     table, pair = read_table(paths, config.encoding, "--data.encoding"), config.text_pair_column
     texts = table.texts(config.text_column, "--data.text_column")
     return table, Examples(texts, table.texts(pair, "--data.text_pair_column") if pair else None)
+
+
+def _groups(config: LabelledConfig, table: Table) -> npt.NDArray[np.uint64] | None:
+    if config.group_column is None:
+        return None
+    cells = table.cells(config.group_column, "--data.group_column")
+    for place, value in cells:
+        if is_missing(value) or not str(value).strip():
+            raise InputError(f"{place} is missing; every row needs its group, such as a name or a number")
+    return _hashes(str(value).strip() for _, value in cells)
 
 
 def _labels(
@@ -305,45 +327,54 @@ def _is_labelled(config: LabelledConfig, table: Table) -> bool:
     return False
 
 
-def hold_out(examples: Examples, fraction: float, name: str) -> tuple[Examples, Examples]:
-    """Divide the examples of the file `name` into a training part and a held-out part.
-
-    An example is held out when the hash of its texts falls under `fraction`: duplicates stay on one side, and
-    rows added later move none. Every class keeps an example to train on.
-    """
-    share, labels = uniform(text_hashes(examples).view(np.int64)), examples.labels
-    assert labels is not None, "only labelled examples are divided"
-    held_out = share < fraction
-    for members in _members(labels):
-        if held_out[members].all():
-            held_out &= ~members
-    for members in _members(labels) if labels.dtype.kind != "f" else ():  # every class is scored if it can be
-        lowest = np.unique(share[members])
-        if len(lowest) > 1 and not held_out[members].any():
-            more = held_out | (share == lowest[0])
-            held_out = held_out if any(more[others].all() for others in _members(labels)) else more
-    if not held_out.any():  # the first text in the order of hashes without which no class is empty
-        texts = (share == value for value in np.unique(share))
-        fits = (text for text in texts if all((members & ~text).any() for members in _members(labels)))
-        held_out = next(fits, held_out)
-    if not held_out.any():
-        raise InputError(f"{name}: too few rows to hold some out; give a file with --data.validation")
-    return examples.take(np.flatnonzero(~held_out)), examples.take(np.flatnonzero(held_out))
-
-
-def _members(labels: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.bool_]]:
-    """Yield a mask of the examples of each class, (N,); numbers are one class."""
-    if labels.ndim == 2:
-        yield from (column for column in labels.T if column.any())
-    elif labels.dtype.kind == "f":
-        yield np.ones(len(labels), bool)
+def divide(config: LabelledConfig, examples: Examples) -> Division:
+    """Divide the training examples of a configuration into two parts, as its options say."""
+    name, column, fraction = shorten(config.train or [], 3), config.group_column, config.validation_fraction
+    if config.folds is None and config.split == "order":
+        held_out, where = last_rows(len(examples), fraction), f"the last {fraction:.0%} of the rows of {name}"
+        return _divided(examples, held_out, where, name)
+    keys, units = text_hashes(examples), "different texts"
+    if column is not None:
+        assert examples.groups is not None, "a column of groups is read"
+        keys, units = examples.groups, f"groups by {column}"
+    assert examples.labels is not None, "only labelled examples are divided"
+    total = len(np.unique(keys))
+    if column is not None and total < 2:
+        raise InputError(f"{name}: every row has the same {column}; a split needs two groups or more")
+    if config.folds is None:
+        held_out = by_hash(keys, examples.labels, fraction, grouped=column is not None)
+        where = f"{fraction:.0%} of {name}, chosen by a hash of the {'text' if column is None else column}"
     else:
-        yield from (labels == label for label in np.unique(labels))
+        require(
+            config.folds <= total, "data.folds", config.folds, f"is more than the {total} {units} of {name}"
+        )
+        require(config.fold is not None, "data.fold", "null", f"is not one of the {config.folds} folds")
+        held_out = fold_of(keys, examples.labels, config.folds) == int(config.fold or 0) - 1
+        where = f"fold {config.fold} of {config.folds} of {name}"
+    if column is not None:
+        where += f": {len(np.unique(keys[held_out])):,} of {total:,} {units}"
+    return _divided(examples, held_out, where, name)
+
+
+def hold_out(examples: Examples, fraction: float, name: str) -> tuple[Examples, Examples]:
+    """Divide the examples of `name` by a hash of their texts into a training part and a held-out part."""
+    assert examples.labels is not None, "only labelled examples are divided"
+    return _divided(examples, by_hash(text_hashes(examples), examples.labels, fraction), "", name)[:2]
+
+
+def _divided(examples: Examples, held_out: npt.NDArray[np.bool_], where: str, name: str) -> Division:
+    rows = np.flatnonzero(held_out)
+    if not 0 < len(rows) < len(examples):
+        raise InputError(f"{name}: too few rows to hold some out; give a file with --data.validation")
+    return Division(examples.take(np.flatnonzero(~held_out)), examples.take(rows), where, rows)
 
 
 def text_hashes(examples: Examples) -> npt.NDArray[np.uint64]:
     """Return a hash of the texts of each example, (N,): the same on any machine."""
     pairs = examples.pairs or [""] * len(examples)
-    contents = (f"{text}\0{pair}" for text, pair in zip(examples.texts, pairs, strict=True))
+    return _hashes(f"{text}\0{pair}" for text, pair in zip(examples.texts, pairs, strict=True))
+
+
+def _hashes(contents: Iterable[str]) -> npt.NDArray[np.uint64]:
     hashes = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8) for text in contents]
     return np.frombuffer(b"".join(found.digest() for found in hashes), "<u8").astype(np.uint64)

@@ -1,6 +1,6 @@
-"""The runs of one configuration of fine-tuning: tasks, seeds and grids; whether a stopped suite may continue.
+"""The runs of one configuration of fine-tuning: tasks, seeds, folds and grids; whether a suite may continue.
 
-units: a configuration for every task and seed --points, at_point--> one for every point of its grid
+units: a configuration for every task and seed, or fold --points, at_point--> one for every point of its grid
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAY_CHANGE = ("name", "runs_dir", "resume", "task", "seed", "submit", "logging."
 
 
 def is_suite(config: FinetuneConfig) -> bool:
-    """Return whether there are several tasks or seeds, each with a folder of its own."""
+    """Return whether there are several tasks, seeds or folds, each with a folder of its own."""
     return len(config.task) > 1 or len(units(config)) > 1
 
 
@@ -41,7 +41,7 @@ def continues_by_itself(config: FinetuneConfig) -> bool:
 
 
 def units(config: FinetuneConfig) -> list[FinetuneConfig]:
-    """Return a configuration for every task and seed, in the order in which they run.
+    """Return a configuration for every task and seed, or for every fold, in the order in which they run.
 
     MNLI comes first if others need it; the diagnostic set, on which nothing is trained, has none.
     """
@@ -49,17 +49,24 @@ def units(config: FinetuneConfig) -> list[FinetuneConfig]:
     if config.start_from_mnli:
         tasks.sort(key=lambda task: task != MNLI)
     recipes = {task: _recipe_of(config, task) for task in tasks}
+    if config.data.folds and not config.data.fold:
+        return [_unit(config, "", recipes[""], config.seed, fold) for fold in range(1, config.data.folds + 1)]
     runs = [
         (task, recipe, seed)
         for task, recipe in recipes.items()
         for seed in config.seeds or (recipe.seeds if recipe else []) or [config.seed]
     ]
     several = len(runs) > 1 or len(config.task) > 1
-    return [_unit(config, *run, several) for run in runs]
+    return [_unit(config, *run, several=several) for run in runs]
 
 
 def _unit(
-    config: FinetuneConfig, task: str, recipe: TaskRecipe | None, seed: int, several: bool
+    config: FinetuneConfig,
+    task: str,
+    recipe: TaskRecipe | None,
+    seed: int,
+    fold: int | None = None,
+    several: bool = True,
 ) -> FinetuneConfig:
     folder = Path(config.runs_dir, config.name or "", task or OWN_DATA)
     return replace(
@@ -72,7 +79,8 @@ def _unit(
         submit=False,
         resume=config.resume and not several,
         runs_dir=str(folder) if several else config.runs_dir,
-        name=f"seed-{seed}" if several else config.name,
+        name=(f"fold-{fold}" if fold else f"seed-{seed}") if several else config.name,
+        data=replace(config.data, fold=fold or config.data.fold),
     )
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from mlm.config.commands import PredictConfig
 from mlm.config.errors import InputError
-from mlm.config.finetune import FinetuneConfig, LabelledConfig
+from mlm.config.finetune import FinetuneConfig
+from mlm.config.labelled import LabelledConfig
 from mlm.config.parse import dump_config, read_group
 from mlm.data.labelled import read_table, read_task
 from mlm.startup.command import parse_config
