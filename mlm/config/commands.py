@@ -24,6 +24,7 @@ from mlm.config.training import (
 )
 
 Devices = Positive | Literal["auto"]
+LongTexts = Literal["truncate", "windows"]
 
 
 _FOLDER = re.compile(r"(?![.~ ])[^/\\\0\n]{1,150}")
@@ -227,6 +228,8 @@ class EvaluateConfig:
     """Text encoding of input."""
     max_length: RowLength | None = None
     """Most tokens of an example, special ones included; null: as many as it was trained with."""
+    long_texts: LongTexts = "truncate"
+    """Of input: cut texts at max_length, or read them in windows of it and take the mean of their logits."""
     data: CorpusConfig = field(default_factory=CorpusConfig)
     """The text without input; the whole of it is evaluated, nothing is held out."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
@@ -241,6 +244,8 @@ class EvaluateConfig:
         unused = ("validation_fraction", "max_validation_tokens", "num_workers")
         require_defaults(self.data, unused, hint, "data.")
         require_defaults(self.masking, ("mask_rate", "final_mask_rate"), hint, "masking.")
+        if self.input is None:
+            require_defaults(self, ("long_texts",), "is about a labelled file; give it with --input")
         both = self.input is not None and self.data != CorpusConfig()
         require(not both, "input", in_words(self.input), "and data.* are two texts; give one of them")
 
@@ -275,6 +280,8 @@ class PredictConfig(InferenceConfig):
 
     text_pair_column: str | None = None
     """Column of the second text; null: single texts."""
+    long_texts: LongTexts = "truncate"
+    """Cut texts at max_length, or read them in windows of it and take the mean of their logits."""
     id_column: str | None = None
     """Column copied to the output as row; null: the number of the row, from 1."""
     label_separator: Separator = "|"

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlm.config.commands import Devices, EmbedConfig, EvaluateConfig, FillMaskConfig, PredictConfig
+from mlm.config.commands import Devices, EmbedConfig, EvaluateConfig, FillMaskConfig, LongTexts, PredictConfig
 from mlm.config.errors import InputError, require
 from mlm.config.model import ClassifierConfig
 from mlm.cores import share_cores
@@ -33,7 +33,15 @@ from mlm.data.labelled import (
     read_table,
     read_texts,
 )
-from mlm.evaluation.predictor import Floats, Predictor, check_pairs, decide, progress_bar, warn_truncated
+from mlm.evaluation.predictor import (
+    Floats,
+    Predictor,
+    check_pairs,
+    check_windows,
+    decide,
+    progress_bar,
+    warn_truncated,
+)
 from mlm.files import replacing, shorten, write_json
 from mlm.launch import launched
 
@@ -106,6 +114,7 @@ def _open_classifier(config: PredictConfig | EvaluateConfig) -> tuple[Path, Clas
     folder = pretrained.model_folder(config.model)
     classifier = pretrained.read_classifier(folder)
     check_pairs(classifier, config.text_pair_column)
+    check_windows(config.long_texts, config.text_pair_column is not None)
     return folder, classifier
 
 
@@ -119,7 +128,7 @@ def _run_inference(
     """
     import torch
 
-    infer = partial(_infer_share, folder, examples, config.max_length, config.batch_size)
+    infer = partial(_infer_share, folder, examples, config.max_length, config.batch_size, config.long_texts)
     launch = launched()
     if launch is not None and launch.world_size > 1:
         shares = _infer_under_torchrun(infer)
@@ -144,13 +153,19 @@ def _run_inference(
 
 
 def _infer_share(
-    folder: Path, examples: Examples, max_length: int | None, batch_size: int, number: int, rank: int
+    folder: Path,
+    examples: Examples,
+    max_length: int | None,
+    batch_size: int,
+    long_texts: LongTexts,
+    number: int,
+    rank: int,
 ) -> Share:
     """Compute the logits of the examples rank, rank + number, ..."""
     from mlm.evaluation.predictor import pick_device
 
     share_cores(number)
-    predictor = Predictor(folder, str(pick_device(rank=rank)), batch_size, max_length)
+    predictor = Predictor(folder, str(pick_device(rank=rank)), batch_size, max_length, long_texts)
     encoded = predictor.encode(examples.take(np.arange(rank, len(examples), number)))
     logits = predictor.logits(encoded, show_progress=rank == 0)
     return logits, encoded.num_truncated, predictor.max_length
