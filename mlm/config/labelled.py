@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mlm.config.data import HUB_PREFIX
+from mlm.config.data import HUB_PREFIX, HubName
 from mlm.config.errors import in_words, require, require_defaults
 from mlm.config.model import LabelType
 from mlm.config.schema import Encoding, InsideUnit, Positive, RowLength, Separator, UserPath, rule, schema
@@ -71,5 +71,8 @@ class LabelledConfig:
     def title(self) -> str:
         """Name of the training data: that of the first file, folder or data set, and how many follow."""
         first, *others = self.train or [""]
-        path = Path(re.split(r"[*?\[]", first)[0].removeprefix(HUB_PREFIX))
+        is_hub = first.startswith(HUB_PREFIX)
+        path = Path(
+            HubName.parse(first, "data.train").repository if is_hub else re.split(r"[*?\[]", first)[0]
+        )
         return (path.name or "files") + (f" and {len(others)} more" if others else "")

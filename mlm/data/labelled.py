@@ -187,13 +187,14 @@ def read_table(
     """Read the rows of files, folders, globs, URLs, saved data sets and the hub, in the order given.
 
     The files of a folder or glob come sorted, and a file that is named twice is read once. The flag `option`
-    sets the encoding. With `text_column` a plain text is a table too: each line is a cell of that column.
+    sets the encoding. With `text_column` a plain text is a table too, unless it is found in a folder: each
+    line is a cell of that column.
     """
-    formats = {*TABLE_FORMATS, *(["text"] if text_column is not None else [])}
     files: list[str] = []
     for path in [paths] if isinstance(paths, str) else paths:
         whole = is_data_set(path) or os.path.isfile(path)
-        files += [path] if whole else source_files(SourceConfig(path), formats)
+        texts = () if text_column is None or os.path.isdir(path) else ("text",)
+        files += [path] if whole else source_files(SourceConfig(path), (*TABLE_FORMATS, *texts))
     tables = [_read_file(path, encoding, option, text_column) for path in dict.fromkeys(files)]
     rows = [row for table in tables for row in table.rows]
     return tables[0] if len(tables) == 1 else Table(shorten(files, 3), rows, tuple(tables))

@@ -131,6 +131,9 @@ OF_OWN_FILES = [
     ["--data.label_type", "regression"],
     ["--data.label_separator", ";"],
     ["--data.encoding", "latin-1"],
+    ["--data.split", "order"],
+    ["--data.group_column", "g"],
+    ["--data.folds", "3"],
 ]
 
 

@@ -119,7 +119,11 @@ def test_folder_without_tables_and_text_files_are_refused():
     Path("empty").mkdir()
     assert "empty: has no documents: an empty folder" in refusal("empty")
     Path("empty/a.txt").write_text("a\n")
-    assert "empty: has no documents: only .txt" in refusal("empty")
+    only = "empty: has no documents: only .txt; files of csv, tsv, jsonl, json, parquet, arrow are read"
+    assert refusal("empty") == only
+    with pytest.raises(InputError, match=only):
+        read_table("empty", text_column="text")
+    assert read_table("empty/*.txt", text_column="text").rows == [("line 1", {"text": "a"})]
     assert "empty/a.txt: is not a file of rows; csv, tsv, jsonl, json, parquet and arrow are" in refusal(
         "empty/a.txt"
     )
@@ -140,7 +144,7 @@ def test_lists_on_the_command_line_and_in_files():
         ([one], "1.csv"),
         ([one, two], "1.csv and 1 more"),
         (["reviews/*.csv"], "reviews"),
-        (["hub:stanfordnlp/imdb"], "imdb"),
+        (["hub:stanfordnlp/imdb@plain:train[:1%]"], "imdb"),
     ):
         assert LabelledConfig(train=train).title == title
     config = FinetuneConfig(data=LabelledConfig(train=[one, two]))
