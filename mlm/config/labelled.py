@@ -71,8 +71,7 @@ class LabelledConfig:
     def title(self) -> str:
         """Name of the training data: that of the first file, folder or data set, and how many follow."""
         first, *others = self.train or [""]
-        is_hub = first.startswith(HUB_PREFIX)
-        path = Path(
-            HubName.parse(first, "data.train").repository if is_hub else re.split(r"[*?\[]", first)[0]
-        )
-        return (path.name or "files") + (f" and {len(others)} more" if others else "")
+        place = re.split(r"[*?\[]", first)[0]
+        if first.startswith(HUB_PREFIX):
+            place = HubName.parse(first, "data.train").repository
+        return (Path(place).name or "files") + (f" and {len(others)} more" if others else "")
