@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import Annotated, ClassVar, Literal
 
 from mlm.config.data import CorpusConfig, MaskingConfig, SourceConfig, TokenizerConfig
-from mlm.config.errors import require, require_defaults
+from mlm.config.errors import in_words, require, require_defaults
 from mlm.config.model import ModelConfig
 from mlm.config.schema import Encoding, NonNegative, Positive, RowLength, Separator, UserPath, rule, schema
 from mlm.config.training import (
@@ -24,6 +24,7 @@ from mlm.config.training import (
 )
 
 Devices = Positive | Literal["auto"]
+LongTexts = Literal["truncate", "windows"]
 
 
 _FOLDER = re.compile(r"(?![.~ ])[^/\\\0\n]{1,150}")
@@ -226,8 +227,8 @@ class EvaluateConfig:
 
     model: UserPath
     """Model folder, checkpoint, or OWNER/NAME on the Hugging Face hub."""
-    input: UserPath | None = None
-    """Labelled file for a fine-tuned model, which then has to have one label in every row; null: data."""
+    input: list[UserPath] | None = None
+    """Labelled files for a fine-tuned model, with a label in every row, as data.train; null: data."""
     text_column: str = "text"
     """Column of the text in input."""
     text_pair_column: str | None = None
@@ -240,6 +241,8 @@ class EvaluateConfig:
     """Text encoding of input."""
     max_length: RowLength | None = None
     """Most tokens of an example, special ones included; null: as many as it was trained with."""
+    long_texts: LongTexts = "truncate"
+    """Of input: cut texts at max_length, or read them in windows of it and take the mean of their logits."""
     data: CorpusConfig = field(default_factory=CorpusConfig)
     """The text without input; the whole of it is evaluated, nothing is held out."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
@@ -256,8 +259,10 @@ class EvaluateConfig:
         paths = [source.path for source in self.data.validation]
         require(not paths, "data.validation", paths, f"{hint}, and give the text as data.sources")
         require_defaults(self.masking, ("mask_rate", "final_mask_rate"), hint, "masking.")
+        if self.input is None:
+            require_defaults(self, ("long_texts",), "is about a labelled file; give it with --input")
         both = self.input is not None and self.data != CorpusConfig()
-        require(not both, "input", self.input, "and data.* are two texts; give one of them")
+        require(not both, "input", in_words(self.input), "and data.* are two texts; give one of them")
 
 
 @schema()
@@ -266,8 +271,8 @@ class InferenceConfig:
 
     model: UserPath
     """Model folder, checkpoint, or OWNER/NAME on the Hugging Face hub."""
-    input: UserPath
-    """csv, tsv, jsonl, json or parquet files, or a text file with one text a line."""
+    input: list[UserPath]
+    """csv, tsv, jsonl, json, parquet, or text with one text a line: files, globs, folders, hub:OWNER/NAME."""
     output: UserPath
     """File to write: for predict csv, for embed npy."""
     text_column: str = "text"
@@ -290,6 +295,8 @@ class PredictConfig(InferenceConfig):
 
     text_pair_column: str | None = None
     """Column of the second text; null: single texts."""
+    long_texts: LongTexts = "truncate"
+    """Cut texts at max_length, or read them in windows of it and take the mean of their logits."""
     id_column: str | None = None
     """Column copied to the output as row; null: the number of the row, from 1."""
     label_separator: Separator = "|"

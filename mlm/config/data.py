@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -55,11 +54,6 @@ class HubName:
             form = f"{text} is not of the form hub:OWNER/NAME[@CONFIG][:SPLIT]"
             raise InputError(f"{key}: {form}", key)
         return cls(*match.groups())
-
-
-def split_paths(text: str) -> list[str]:
-    """Return the parts of `a,b`; the name of something that exists is one, commas and all."""
-    return [text] if os.path.exists(text) else [part.strip() for part in text.split(",")]
 
 
 @schema("data.sources: ")

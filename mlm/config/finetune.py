@@ -14,16 +14,13 @@ from itertools import product
 from typing import ClassVar, Literal
 
 from mlm.config.commands import RunConfig
-from mlm.config.errors import require, require_defaults
-from mlm.config.model import LabelType, Pooling
+from mlm.config.errors import in_words, require, require_defaults
+from mlm.config.labelled import LabelledConfig
+from mlm.config.model import Pooling
 from mlm.config.schema import (
     AboveZero,
     BelowOne,
-    Encoding,
-    InsideUnit,
     Positive,
-    RowLength,
-    Separator,
     UpToOne,
     UserPath,
     nearest,
@@ -140,52 +137,6 @@ def _plain_tasks(tasks: list[str]) -> list[str]:
     alone = DIAGNOSTIC in tasks and MNLI not in tasks
     require(not alone, "task", DIAGNOSTIC, "has nothing to train on: MNLI's model answers it; add mnli")
     return tasks
-
-
-@schema("data.")
-class LabelledConfig:
-    """Labelled texts."""
-
-    train: UserPath | None = None
-    """Labelled csv, tsv, jsonl, json or parquet: file, folder, glob, a,b or hub:OWNER/NAME; null: a demo."""
-    validation: UserPath | None = None
-    """Labelled files to score every epoch; null: a part held out of train."""
-    test: UserPath | None = None
-    """Files to predict at the end, and to score if they have labels."""
-    text_column: str = "text"
-    """Column of the text."""
-    text_pair_column: str | None = None
-    """Column of a second text; null: single texts."""
-    label_column: str = "label"
-    """Column of the label."""
-    label_type: LabelType = "classification"
-    """A label is a class, a number (regression), or any number of classes (multilabel)."""
-    label_separator: Separator = "|"
-    """Character between the labels of a multilabel row; a list in jsonl needs none."""
-    encoding: Encoding = "utf-8"
-    """Text encoding of the files."""
-    validation_fraction: InsideUnit = 0.1
-    """Share of train held out without a validation file, chosen by a hash of the text."""
-    split: Literal["hash", "order"] = "hash"
-    """What is held out: hash: by a hash of the text; order: the last rows, for data in time."""
-    group_column: str | None = None
-    """Column of groups, such as authors, of which none is on both sides; null: each text is one."""
-    max_length: RowLength | None = None
-    """Most tokens of an example, special ones included; null: the longest, as far as the model reads."""
-    max_train_examples: Positive | None = None
-    """Train on this many examples only, chosen by a hash of the text; null: all."""
-
-    def __post_init__(self) -> None:
-        if self.train is None:
-            unused = ("validation", "test", "split", "group_column")
-            require_defaults(self, unused, "needs data.train beside it", "data.")
-        if self.validation is not None:
-            hint = "is not used with data.validation, which is validated on instead"
-            require_defaults(self, ("split", "group_column"), hint, "data.")
-        hint = "does not go with data.split=order; keep one of them"
-        require(
-            self.split == "hash" or self.group_column is None, "data.group_column", self.group_column, hint
-        )
 
 
 @schema("head.")
@@ -330,8 +281,8 @@ class FinetuneConfig(RunConfig):
         require(fits, "head.class_weights", weights, "is about classes, not numbers")
         fits = label_type == "classification" or not smoothing
         require(fits, "head.label_smoothing", smoothing, "needs labels of which one holds")
-        both = bool(self.task and self.data.train)
-        require(not both, "task", tasks, f"and data.train={self.data.train} are two tasks; give one of them")
+        both, files = bool(self.task and self.data.train), in_words(self.data.train)
+        require(not both, "task", tasks, f"and data.train={files} are two tasks; give one of them")
         self._check_unused()
         wanting = self.start_from_mnli and MNLI not in self.task and self._has_from_mnli
         rule = f"with task={tasks} needs mnli too; add it, or set false"
@@ -340,6 +291,9 @@ class FinetuneConfig(RunConfig):
         whole = not (self.submit and missing)
         require(whole, "submit", "true", f"is for the server, which wants all tasks; add {missing} to --task")
         _check_seeds("seeds", self.seeds)
+        both = bool(self.seeds and self.data.folds and not self.data.fold)
+        hint = f"conflicts with data.folds={self.data.folds}, which has one seed; leave out one of them"
+        require(not both, "seeds", in_words(self.seeds), hint)
         entries = [recipe.task for recipe in self.recipes]
         for task in entries:
             require(entries.count(task) == 1, "recipes: task", task, "has two entries; make them one")
@@ -365,6 +319,7 @@ class FinetuneConfig(RunConfig):
                 "label_type",
                 "label_separator",
                 "encoding",
+                *("split", "group_column", "folds"),
             )
             require_defaults(self.data, own, f"is about files of your own; {fix}", "data.")
 

@@ -139,7 +139,8 @@ def _take_value(flag: str, rest: list[str], annotation: Any, positional: str | N
         raise InputError(f"{flag}: a value is missing{found}")
     value = rest.pop(0)
     # The shell turns an unquoted glob into several words: all of them belong to the list.
-    while get_origin(annotation) in (list, tuple) and positional is None and rest and not _is_flag(rest[0]):
+    is_list = any(get_origin(option) in (list, tuple) for option in options(annotation))
+    while is_list and positional is None and rest and not _is_flag(rest[0]):
         value += "," + rest.pop(0)
     return value
 

@@ -190,7 +190,7 @@ def _yaml(text: str) -> Tree:
 
 def _is_path(text: str, entry: Any) -> bool:
     """Return whether the text of a list of places is the path of one, commas and all."""
-    is_place = is_dataclass(entry) and fields(entry)[0].name == "path"
+    is_place = entry == UserPath or (is_dataclass(entry) and fields(entry)[0].name == "path")
     return is_place and os.path.exists(os.path.expanduser(text))
 
 

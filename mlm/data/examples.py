@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
@@ -59,6 +59,8 @@ class EncodedExamples:
     labels: npt.NDArray[Any] | None
     pad: int  # id of the padding token
     num_truncated: int = 0  # examples that were too long
+    further: tuple[EncodedExamples, Ints] | None = None
+    """Of long texts the windows after the first, which is the text's row, and the row (W,) of each window."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -107,26 +109,57 @@ class EncodedExamples:
         )
 
 
-def encode_examples(tokenizer: Tokenizer, examples: Examples, max_length: int | None) -> EncodedExamples:
+def encode_examples(
+    tokenizer: Tokenizer, examples: Examples, max_length: int | None, windows: bool = False
+) -> EncodedExamples:
     """Tokenize texts, special tokens included, to at most `max_length` tokens each.
 
-    The tokenizer's own padding and truncation neither count nor change; it must put [CLS] first.
+    The tokenizer's own padding and truncation neither count nor change; it must put [CLS] first. With
+    `windows` a long text is not truncated but read in windows: each has `max_length` tokens with its special
+    ones, and begins with the last quarter of the tokens of the window before, so that together they hold
+    every token. The last one may be shorter. Pairs have no windows.
     """
-    special = SpecialTokens.from_tokenizer(tokenizer)
-    ids, types, offsets, num_truncated = [np.zeros(0, np.int32)], [np.zeros(0, np.int8)], [0], 0
-    for encoding, is_truncated in _encodings(plain_tokenizer(tokenizer), examples, max_length):
-        if len(offsets) == 1 and encoding.ids[:1] != [special.cls]:
+    special, plain = SpecialTokens.from_tokenizer(tokenizer), plain_tokenizer(tokenizer)
+    assert not windows or examples.pairs is None, "pairs are refused before"
+    overlap = (max_length - plain.num_special_tokens_to_add(False)) // 4 if windows and max_length else 0
+    first, more, owners, num_truncated = _Flat(), _Flat(), [np.zeros(0, np.int64)], 0
+    for row, (encoding, is_long) in enumerate(_encodings(plain, examples, max_length, overlap)):
+        if not row and encoding.ids[:1] != [special.cls]:
             raise InputError("the tokenizer does not begin a text with [CLS]; its post_processor must add it")
-        num_truncated += is_truncated
-        ids.append(np.array(encoding.ids, np.int32))
-        types.append(np.array(encoding.type_ids, np.int8))
-        offsets.append(offsets[-1] + len(encoding.ids))
-    flat = np.concatenate(ids), np.concatenate(types)
-    return EncodedExamples(*flat, np.array(offsets), examples.labels, special.pad, num_truncated)
+        first.add(encoding)
+        if is_long and windows:
+            further = encoding.overflowing
+            more.add(*further)
+            owners.append(np.full(len(further), row))
+        num_truncated += is_long and not windows
+    encoded = first.joined(special.pad, examples.labels, num_truncated)
+    rest = more.joined(special.pad)
+    return replace(encoded, further=(rest, np.concatenate(owners))) if len(rest) else encoded
+
+
+class _Flat:
+    """Tokenized texts on end."""
+
+    def __init__(self) -> None:
+        self._ids, self._types, self._offsets = [np.zeros(0, np.int32)], [np.zeros(0, np.int8)], [0]
+
+    def add(self, *encodings: Encoding) -> None:
+        """Append texts."""
+        for one in encodings:
+            self._ids.append(np.array(one.ids, np.int32))
+            self._types.append(np.array(one.type_ids, np.int8))
+            self._offsets.append(self._offsets[-1] + len(one.ids))
+
+    def joined(
+        self, pad: int, labels: npt.NDArray[Any] | None = None, num_truncated: int = 0
+    ) -> EncodedExamples:
+        """Return all of them."""
+        flat = np.concatenate(self._ids), np.concatenate(self._types), np.array(self._offsets)
+        return EncodedExamples(*flat, labels, pad, num_truncated)
 
 
 def _encodings(
-    tokenizer: Tokenizer, examples: Examples, max_length: int | None
+    tokenizer: Tokenizer, examples: Examples, max_length: int | None, overlap: int
 ) -> Iterator[tuple[Encoding, bool]]:
     pairs = examples.pairs
     inputs: list[Any] = examples.texts if pairs is None else list(zip(examples.texts, pairs, strict=True))
@@ -136,7 +169,7 @@ def _encodings(
         encodings = tokenizer.encode_batch_fast(group)
         long = [max_length is not None and len(encoding.ids) > max_length for encoding in encodings]
         if max_length is not None and any(long):
-            tokenizer.enable_truncation(max_length, strategy="longest_first")
+            tokenizer.enable_truncation(max_length, stride=overlap, strategy="longest_first")
             places = np.flatnonzero(long)
             cut = tokenizer.encode_batch_fast([group[place] for place in places])
             for place, encoding in zip(places, cut, strict=True):

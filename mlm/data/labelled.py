@@ -13,20 +13,18 @@ import hashlib
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mlm.config.data import SourceConfig, split_paths
-from mlm.config.errors import InputError
-from mlm.config.finetune import LabelledConfig
+from mlm.config.data import SourceConfig
+from mlm.config.errors import InputError, require
+from mlm.config.labelled import LabelledConfig
 from mlm.config.model import LabelType
-from mlm.counter import uniform
 from mlm.data.formats import ReadReport, format_of, open_file, readable, split_lines, text_blocks
 from mlm.data.labels import (
     NO_CLASS,
@@ -39,12 +37,13 @@ from mlm.data.labels import (
     sort_labels,
 )
 from mlm.data.sources import data_set_rows, is_data_set, source_files
+from mlm.data.splits import by_hash, fold_of, last_rows
 from mlm.data.tables import ARROW_FORMATS, Row, arrow_rows, joined, paths_of, text_rows, value_at
 from mlm.files import shorten
 
 FEW_EXAMPLES = 30  # of validation; with fewer a warning says that scores mean little
 MANY_CLASSES = 100  # from so many a warning asks whether the labels are numbers
-TABLE_FORMATS = "csv, tsv, jsonl, json, parquet and arrow"
+TABLE_FORMATS = ("csv", "tsv", "jsonl", "json", "parquet", "arrow")
 
 
 log = logging.getLogger(__name__)
@@ -58,6 +57,8 @@ class Examples:
     pairs: list[str] | None = None  # the second text of each; None: single texts
     labels: npt.NDArray[Any] | None = None
     """(N,) ids of classes int64 or numbers float64, or (N, C) bool for multilabel; None: not known."""
+    groups: npt.NDArray[np.uint64] | None = None
+    """(N,) a hash of the group of each, such as its author; None: there are no groups."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -66,7 +67,17 @@ class Examples:
         """Return some of them, in this order."""
         texts = [self.texts[row] for row in rows]
         pairs = None if self.pairs is None else [self.pairs[row] for row in rows]
-        return Examples(texts, pairs, None if self.labels is None else self.labels[rows])
+        arrays = (None if array is None else array[rows] for array in (self.labels, self.groups))
+        return Examples(texts, pairs, *arrays)
+
+
+class Division(NamedTuple):
+    """The two parts of divided examples."""
+
+    train: Examples
+    held_out: Examples
+    where: str  # how the held-out part was chosen, in words
+    rows: npt.NDArray[np.int64]  # (N,) numbers of the held-out examples among all, from 0
 
 
 class PartSize(NamedTuple):
@@ -101,14 +112,18 @@ class LabelledTask:
     """Further sets to score once, at the end, by the suffix of their scores' names."""
     scored_is: str = ""  # source of the set without a suffix, in words; empty: there is none
     dev_sizes: tuple[PartSize, ...] = ()  # of the development sets of GLUE; empty: other data
+    validation_rows: npt.NDArray[np.int64] | None = None
+    """(N,) numbers of the validation examples among the rows of the file; None: of another file."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A file of rows, in memory."""
+    """A file of rows, in memory, or several on end."""
 
     name: str
     rows: list[Row]  # place ("row 3 (line 4)") and cells of each row, at least one
+    parts: tuple["Table", ...] = ()
+    """The files, if they are several: each has all columns that are asked for."""
 
     @cached_property
     def columns(self) -> list[str]:
@@ -128,6 +143,8 @@ class Table:
 
     def cells(self, column: str, option: str) -> list[Cell]:
         """Return place and value of each cell of a column, which the flag `option` sets."""
+        if self.parts:
+            return [cell for part in self.parts for cell in part.cells(column, option)]
         if column not in self.columns:
             remedy = f"; name it with {option}" if option else ""
             parts = [part.strip() for part in column.split(",")]
@@ -152,6 +169,8 @@ class Table:
         names = self.label_columns(column)
         if not names:
             return self.cells(column, option)
+        if self.parts:
+            return [cell for part in self.parts for cell in part.label_cells(column, option)]
         found: list[Cell] = [(f"{self.name}, {place}: {column}", []) for place, _ in self.rows]
         for name in names:
             for (_, labels), cell in zip(found, self.cells(name, option), strict=True):
@@ -160,56 +179,55 @@ class Table:
 
 
 def read_table(
-    path: str, encoding: str = "utf-8", option: str = "--encoding", lines_as: str | None = None
+    paths: str | Sequence[str],
+    encoding: str = "utf-8",
+    option: str = "--encoding",
+    text_column: str | None = None,
 ) -> Table:
-    """Read the rows of a file, a URL, a saved data set or the hub, or of several of them.
+    """Read the rows of files, folders, globs, URLs, saved data sets and the hub, in the order given.
 
-    Several are those of a folder or glob, sorted, or of a list `a,b` in its order; the place of a row then
-    names its file. `option` is the flag that sets the encoding; the lines of a text file are the column
-    `lines_as`, None: it is refused.
+    The files of a folder or glob come sorted, and a file that is named twice is read once. The flag `option`
+    sets the encoding. With `text_column` a plain text is a table too, unless it is found in a folder: each
+    line is a cell of that column.
     """
-    names = [name for part in split_paths(path) for name in _files_of(part)]
-    rows: list[Row] = []
-    for name in names:
-        found = _read_rows(name, encoding, option, lines_as)
-        rows += found if len(names) == 1 else [(f"{name}, {place}", cells) for place, cells in found]
-    if not rows:
-        raise InputError(f"{path}: has no rows")
-    return Table(path, rows)
+    files: list[str] = []
+    for path in [paths] if isinstance(paths, str) else paths:
+        whole = is_data_set(path) or os.path.isfile(path)
+        texts = () if text_column is None or os.path.isdir(path) else ("text",)
+        files += [path] if whole else source_files(SourceConfig(path), (*TABLE_FORMATS, *texts))
+    tables = [_read_file(path, encoding, option, text_column) for path in dict.fromkeys(files)]
+    rows = [row for table in tables for row in table.rows]
+    return tables[0] if len(tables) == 1 else Table(shorten(files, 3), rows, tuple(tables))
 
 
-def _files_of(path: str) -> list[str]:
-    """Return the files of rows that a path, folder or glob means."""
-    if is_data_set(path) or "://" in path or os.path.isfile(path):
-        return [path]
-    found = source_files(SourceConfig(path))
-    if tables := [name for name in found if format_of(name) not in ("text", None)]:
-        return tables
-    raise InputError(f"{path}: has no file of rows; {TABLE_FORMATS} are, each also compressed")
-
-
-def _read_rows(path: str, encoding: str, option: str, lines_as: str | None) -> list[Row]:
+def _read_file(path: str, encoding: str, option: str, text_column: str | None) -> Table:
     if is_data_set(path):
-        return list(data_set_rows(path, named=True))
+        return _filled(path, data_set_rows(path, named=True))
     kind = format_of(path)
-    if kind is None or (kind == "text" and lines_as is None):
-        raise InputError(f"{path}: is not a file of rows; {TABLE_FORMATS} are, each also compressed")
+    if kind not in TABLE_FORMATS and (kind is None or text_column is None):
+        *others, last = TABLE_FORMATS
+        known = f"{', '.join(others)} and {last} are, each also compressed"
+        raise InputError(f"{path}: is not a file of rows; {known}")
     with open_file(path) as stored, readable(path):
         if kind in ARROW_FORMATS:
-            return list(arrow_rows(kind, stored))
+            return _filled(path, arrow_rows(str(kind), stored))
         blocks = text_blocks(stored, path, encoding, advice=f"give {option} {{}}")
         if kind == "text":
-            return [
-                (f"line {number}", {str(lines_as): line})
-                for number, line in enumerate(split_lines(blocks), 1)
-            ]
+            lines = enumerate(split_lines(blocks), 1)
+            return _filled(path, ((f"line {number}", {str(text_column): line}) for number, line in lines))
         numbered = enumerate(text_rows(blocks, str(kind), path, ReadReport(path)), 1)
-        return [(f"row {number} ({place})", cells) for number, (place, cells) in numbered]
+        return _filled(path, ((f"row {number} ({place})", cells) for number, (place, cells) in numbered))
 
 
-def read_texts(path: str, column: str, encoding: str = "utf-8") -> list[str]:
-    """Read the texts of a file in their order: the lines of a text file, or a column of a table."""
-    return read_table(path, encoding, lines_as=column).texts(column, "--text_column")
+def _filled(path: str, rows: Iterable[Row]) -> Table:
+    if table := list(rows):
+        return Table(path, table)
+    raise InputError(f"{path}: has no rows")
+
+
+def read_texts(paths: str | Sequence[str], column: str, encoding: str = "utf-8") -> list[str]:
+    """Read texts in their order: the lines of text files, or a column of tables."""
+    return read_table(paths, encoding, text_column=column).texts(column, "--text_column")
 
 
 def read_task(config: LabelledConfig) -> LabelledTask:
@@ -217,46 +235,21 @@ def read_task(config: LabelledConfig) -> LabelledTask:
     assert config.train, "a run without a file has a built-in task"
     table, train = _read(config, config.train)
     labels, values = _labels(config, table)
-    train = replace(train, labels=values)
+    train, rows = replace(train, labels=values), None
     if config.validation:
-        table, validation = _read(config, config.validation)
-        validation = replace(validation, labels=_labels(config, table, labels)[1])
-        where = config.validation
+        given, validation = _read(config, config.validation)
+        validation = replace(validation, labels=_labels(config, given, labels)[1])
+        where = shorten(config.validation, 3)
     else:
-        train, validation, where = _divide(config, table, train)
+        train, validation, where, rows = divide(config, replace(train, groups=_groups(config, table)))
     test = None
     if config.test:
         table, test = _read(config, config.test)
         if _is_labelled(config, table):
             test = replace(test, labels=_labels(config, table, labels)[1])
     report_overlap(train, validation, test)
-    name = Path(config.train).name.partition(".")[0].strip("*") or Path(config.train).parent.name
-    return LabelledTask(name, config.label_type, labels, train, validation, where, test)
-
-
-def _divide(config: LabelledConfig, table: Table, rows: Examples) -> tuple[Examples, Examples, str]:
-    """Return the training part, the held-out part, and in words what that is."""
-    share, name = f"{config.validation_fraction:.0%} of {config.train}", str(config.train)
-    if config.split == "order":
-        cut = len(rows) - max(round(config.validation_fraction * len(rows)), 1)
-        if not cut:
-            raise InputError(
-                f"{name}: one row is too few to hold some out; give a file with --data.validation"
-            )
-        order = np.arange(len(rows))
-        return rows.take(order[:cut]), rows.take(order[cut:]), f"the last {share}"
-    if config.group_column is None:
-        train, validation = hold_out(rows, config.validation_fraction, name)
-        return train, validation, f"{share}, chosen by a hash of the text"
-    cells = table.cells(config.group_column, "--data.group_column")
-    if missing := [place for place, cell in cells if is_missing(cell) or not str(cell).strip()]:
-        raise InputError(f"{missing[0]} is missing; every row needs a group")
-    groups = Examples([str(cell) for _, cell in cells], labels=rows.labels)
-    number = len(set(groups.texts))
-    if number == 1:
-        raise InputError(f"{table.name}: {config.group_column} has one group only; two sides need two")
-    train, validation = hold_out(rows, config.validation_fraction, name, text_hashes(groups))
-    return train, validation, f"{share}, chosen by a hash of {config.group_column}, {number:,} groups"
+    name = config.title.partition(".")[0]
+    return LabelledTask(name, config.label_type, labels, train, validation, where, test, validation_rows=rows)
 
 
 def report_overlap(train: Examples, validation: Examples, test: Examples | None) -> None:
@@ -282,10 +275,20 @@ def report_overlap(train: Examples, validation: Examples, test: Examples | None)
             log.warning("%d of %d classes have no validation example", absent, len(classes))
 
 
-def _read(config: LabelledConfig, path: str) -> tuple[Table, Examples]:
-    table, pair = read_table(path, config.encoding, "--data.encoding"), config.text_pair_column
+def _read(config: LabelledConfig, paths: list[str]) -> tuple[Table, Examples]:
+    table, pair = read_table(paths, config.encoding, "--data.encoding"), config.text_pair_column
     texts = table.texts(config.text_column, "--data.text_column")
     return table, Examples(texts, table.texts(pair, "--data.text_pair_column") if pair else None)
+
+
+def _groups(config: LabelledConfig, table: Table) -> npt.NDArray[np.uint64] | None:
+    if config.group_column is None:
+        return None
+    cells = table.cells(config.group_column, "--data.group_column")
+    for place, value in cells:
+        if is_missing(value) or not str(value).strip():
+            raise InputError(f"{place} is missing; every row needs its group, such as a name or a number")
+    return _hashes(str(value).strip() for _, value in cells)
 
 
 def _labels(
@@ -325,49 +328,54 @@ def _is_labelled(config: LabelledConfig, table: Table) -> bool:
     return False
 
 
-def hold_out(
-    examples: Examples, fraction: float, name: str, hashes: npt.NDArray[np.uint64] | None = None
-) -> tuple[Examples, Examples]:
-    """Divide the examples of the file `name` into a training part and a held-out part.
-
-    An example is held out when the hash of its texts falls under `fraction`: duplicates stay on one side, and
-    rows added later move none. Every class keeps an example to train on. Other `hashes` (N,) keep the rows
-    of one hash together.
-    """
-    hashes = text_hashes(examples) if hashes is None else hashes
-    share, labels = uniform(hashes.view(np.int64)), examples.labels
-    assert labels is not None, "only labelled examples are divided"
-    held_out = share < fraction
-    for members in _members(labels):
-        if held_out[members].all():
-            held_out &= ~members
-    for members in _members(labels) if labels.dtype.kind != "f" else ():  # every class is scored if it can be
-        lowest = np.unique(share[members])
-        if len(lowest) > 1 and not held_out[members].any():
-            more = held_out | (share == lowest[0])
-            held_out = held_out if any(more[others].all() for others in _members(labels)) else more
-    if not held_out.any():  # the first text in the order of hashes without which no class is empty
-        texts = (share == value for value in np.unique(share))
-        fits = (text for text in texts if all((members & ~text).any() for members in _members(labels)))
-        held_out = next(fits, held_out)
-    if not held_out.any():
-        raise InputError(f"{name}: too few rows to hold some out; give a file with --data.validation")
-    return examples.take(np.flatnonzero(~held_out)), examples.take(np.flatnonzero(held_out))
-
-
-def _members(labels: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.bool_]]:
-    """Yield a mask of the examples of each class, (N,); numbers are one class."""
-    if labels.ndim == 2:
-        yield from (column for column in labels.T if column.any())
-    elif labels.dtype.kind == "f":
-        yield np.ones(len(labels), bool)
+def divide(config: LabelledConfig, examples: Examples) -> Division:
+    """Divide the training examples of a configuration into two parts, as its options say."""
+    name, column, fraction = shorten(config.train or [], 3), config.group_column, config.validation_fraction
+    if config.folds is None and config.split == "order":
+        held_out, where = last_rows(len(examples), fraction), f"the last {fraction:.0%} of the rows of {name}"
+        return _divided(examples, held_out, where, name)
+    keys, units = text_hashes(examples), "different texts"
+    if column is not None:
+        assert examples.groups is not None, "a column of groups is read"
+        keys, units = examples.groups, f"groups by {column}"
+    assert examples.labels is not None, "only labelled examples are divided"
+    total = len(np.unique(keys))
+    if column is not None and total < 2:
+        raise InputError(f"{name}: every row has the same {column}; a split needs two groups or more")
+    if config.folds is None:
+        held_out = by_hash(keys, examples.labels, fraction, grouped=column is not None)
+        where = f"{fraction:.0%} of {name}, chosen by a hash of the {'text' if column is None else column}"
     else:
-        yield from (labels == label for label in np.unique(labels))
+        require(
+            config.folds <= total, "data.folds", config.folds, f"is more than the {total} {units} of {name}"
+        )
+        require(config.fold is not None, "data.fold", "null", f"is not one of the {config.folds} folds")
+        held_out = fold_of(keys, examples.labels, config.folds) == int(config.fold or 0) - 1
+        where = f"fold {config.fold} of {config.folds} of {name}"
+    if column is not None:
+        where += f": {len(np.unique(keys[held_out])):,} of {total:,} {units}"
+    return _divided(examples, held_out, where, name)
+
+
+def hold_out(examples: Examples, fraction: float, name: str) -> tuple[Examples, Examples]:
+    """Divide the examples of `name` by a hash of their texts into a training part and a held-out part."""
+    assert examples.labels is not None, "only labelled examples are divided"
+    return _divided(examples, by_hash(text_hashes(examples), examples.labels, fraction), "", name)[:2]
+
+
+def _divided(examples: Examples, held_out: npt.NDArray[np.bool_], where: str, name: str) -> Division:
+    rows = np.flatnonzero(held_out)
+    if not 0 < len(rows) < len(examples):
+        raise InputError(f"{name}: too few rows to hold some out; give a file with --data.validation")
+    return Division(examples.take(np.flatnonzero(~held_out)), examples.take(rows), where, rows)
 
 
 def text_hashes(examples: Examples) -> npt.NDArray[np.uint64]:
     """Return a hash of the texts of each example, (N,): the same on any machine."""
     pairs = examples.pairs or [""] * len(examples)
-    contents = (f"{text}\0{pair}" for text, pair in zip(examples.texts, pairs, strict=True))
+    return _hashes(f"{text}\0{pair}" for text, pair in zip(examples.texts, pairs, strict=True))
+
+
+def _hashes(contents: Iterable[str]) -> npt.NDArray[np.uint64]:
     hashes = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8) for text in contents]
     return np.frombuffer(b"".join(found.digest() for found in hashes), "<u8").astype(np.uint64)

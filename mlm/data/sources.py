@@ -10,7 +10,7 @@ import glob
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -86,13 +86,14 @@ def _read(
                 yield from row_documents(rows, name, column, report, open_ended=kind in ("json", "jsonl"))
 
 
-def source_files(source: SourceConfig) -> list[str]:
+def source_files(source: SourceConfig, formats: Sequence[str] = ()) -> list[str]:
     """Return the paths or URLs of the files of a source, sorted; each is of a known format.
 
     A folder means every such file below it that is not hidden; of a saved data set in splits, only `train`.
+    With `formats` only files of these are read of a folder or glob.
     """
     with readable(source.path, Exception if not source.is_local else (OSError, ValueError)):
-        found = _local_files(source) if source.is_local else _urls(source.path)
+        found = _local_files(source, formats) if source.is_local else _urls(source.path)
         for name in found:
             if source.is_local and not os.path.isfile(name):
                 dangling = "a symbolic link to nothing", "neither a file nor a folder"
@@ -112,7 +113,7 @@ def _urls(path: str) -> list[str]:
     raise InputError(f"{path}: has no documents: no file matches")
 
 
-def _local_files(source: SourceConfig) -> list[str]:
+def _local_files(source: SourceConfig, formats: Sequence[str]) -> list[str]:
     text, path = source.path, Path(source.path)
     if path.is_dir():
         found = _files_below(path)
@@ -125,10 +126,11 @@ def _local_files(source: SourceConfig) -> list[str]:
     if not found:
         why = "an empty folder" if path.is_dir() else "no file matches"
         raise InputError(f"{text}: has no documents: {why}")
-    known = [file for file in sorted(found) if source.format or (file.suffix and format_of(file.name))]
+    known = [file for file in sorted(found) if source.format or _is_known(file, formats)]
     others = shorten(sorted({file.suffix or file.name for file in set(found) - set(known)}), 8)
     if not known:
         remedy = f"known formats are {SUFFIXES}; or set the format of this source, format: text (jsonl, ...)"
+        remedy = f"files of {', '.join(formats)} are read" if formats else remedy
         raise InputError(f"{text}: has no documents: only {others}; {remedy}")
     if others:
         _tell_skipped(text, others)
@@ -139,6 +141,11 @@ def _local_files(source: SourceConfig) -> list[str]:
 def _tell_skipped(text: str, others: str) -> None:
     """Say it once in a process, however often the files are listed."""
     log.info("%s: skipped files of other formats: %s", text, others)
+
+
+def _is_known(file: Path, formats: Sequence[str]) -> bool:
+    kind = format_of(file.name) if file.suffix else None
+    return kind is not None and (not formats or kind in formats)
 
 
 def _matching_files(pattern: Path) -> list[Path]:

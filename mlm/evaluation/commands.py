@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlm.config.commands import Devices, EmbedConfig, EvaluateConfig, FillMaskConfig, PredictConfig
+from mlm.config.commands import Devices, EmbedConfig, EvaluateConfig, FillMaskConfig, LongTexts, PredictConfig
 from mlm.config.errors import InputError, require
 from mlm.config.model import ClassifierConfig
 from mlm.cores import share_cores
@@ -33,8 +33,16 @@ from mlm.data.labelled import (
     read_table,
     read_texts,
 )
-from mlm.evaluation.predictor import Floats, Predictor, check_pairs, decide, progress_bar, warn_truncated
-from mlm.files import replacing, write_json
+from mlm.evaluation.predictor import (
+    Floats,
+    Predictor,
+    check_pairs,
+    check_windows,
+    decide,
+    progress_bar,
+    warn_truncated,
+)
+from mlm.files import replacing, shorten, write_json
 from mlm.launch import launched
 
 Share = tuple[Floats, int, int | None]
@@ -45,7 +53,7 @@ log = logging.getLogger(__name__)
 
 def predict(config: PredictConfig) -> int:
     """Label the rows of a file."""
-    table = read_table(config.input, config.encoding, lines_as=config.text_column)
+    table = read_table(config.input, config.encoding, text_column=config.text_column)
     examples = read_examples(table, config.text_column, config.text_pair_column)
     ids = [str(number) for number in range(1, len(examples) + 1)]
     if config.id_column is not None:
@@ -72,7 +80,7 @@ def embed(config: EmbedConfig) -> int:
     texts = read_texts(config.input, config.text_column, config.encoding)
     share_cores(1)
     predictor = Predictor(config.model, batch_size=config.batch_size, max_length=config.max_length)
-    vectors = predictor.embed(texts, config.pooling, config.normalize, config.input)
+    vectors = predictor.embed(texts, config.pooling, config.normalize, shorten(config.input, 3))
     with replacing(Path(config.output), "place") as partial, partial.open("wb") as file:
         np.save(file, vectors)
     print(f"{vectors.shape[0]:,} vectors of {vectors.shape[1]} numbers: {config.output}")
@@ -106,6 +114,7 @@ def _open_classifier(config: PredictConfig | EvaluateConfig) -> tuple[Path, Clas
     folder = pretrained.model_folder(config.model)
     classifier = pretrained.read_classifier(folder)
     check_pairs(classifier, config.text_pair_column)
+    check_windows(config.long_texts, config.text_pair_column is not None)
     return folder, classifier
 
 
@@ -119,7 +128,7 @@ def _run_inference(
     """
     import torch
 
-    infer = partial(_infer_share, folder, examples, config.max_length, config.batch_size)
+    infer = partial(_infer_share, folder, examples, config.max_length, config.batch_size, config.long_texts)
     launch = launched()
     if launch is not None and launch.world_size > 1:
         shares = _infer_under_torchrun(infer)
@@ -138,18 +147,25 @@ def _run_inference(
     logits = np.zeros((len(examples), shares[0][0].shape[1]))
     for rank, (share, _, _) in enumerate(shares):
         logits[rank :: len(shares)] = share
-    warn_truncated(sum(cut for _, cut, _ in shares), len(examples), str(config.input), shares[0][2])
+    name = shorten(config.input or [], 3)
+    warn_truncated(sum(cut for _, cut, _ in shares), len(examples), name, shares[0][2])
     return logits
 
 
 def _infer_share(
-    folder: Path, examples: Examples, max_length: int | None, batch_size: int, number: int, rank: int
+    folder: Path,
+    examples: Examples,
+    max_length: int | None,
+    batch_size: int,
+    long_texts: LongTexts,
+    number: int,
+    rank: int,
 ) -> Share:
     """Compute the logits of the examples rank, rank + number, ..."""
     from mlm.evaluation.predictor import pick_device
 
     share_cores(number)
-    predictor = Predictor(folder, str(pick_device(rank=rank)), batch_size, max_length)
+    predictor = Predictor(folder, str(pick_device(rank=rank)), batch_size, max_length, long_texts)
     encoded = predictor.encode(examples.take(np.arange(rank, len(examples), number)))
     logits = predictor.logits(encoded, show_progress=rank == 0)
     return logits, encoded.num_truncated, predictor.max_length
@@ -193,11 +209,11 @@ def write_predictions(
             writer.writerow([row, label, *(f"{share:.6f}" for share in shares)])
 
 
-def _score_table(config: EvaluateConfig, path: str) -> dict[str, Any] | None:
+def _score_table(config: EvaluateConfig, paths: list[str]) -> dict[str, Any] | None:
     """Print and return the scores of a classifier; None in every process of torchrun but the first."""
     from mlm.evaluation.metrics import class_table, counts_of_classes, score_table, task_metrics
 
-    table = read_table(path, config.encoding)
+    table = read_table(paths, config.encoding)
     examples = read_examples(table, config.text_column, config.text_pair_column)
     folder, classifier = _open_classifier(config)
     labels = _labels_of_model(table, config, classifier)  # mistakes in them show before hours of work

@@ -60,7 +60,8 @@ def summarize(runs: Mapping[str, Sequence[Json]]) -> Json:
 
     Scores of a failed run count like any others; a run without scores counts as failed only. The std is of a
     sample, None of a single run; the mean without failed runs is None if none or all have failed. An average
-    has a value from the means and one from the medians, None if scores are missing.
+    has a value from the means and one from the medians, None if scores are missing. The runs differ in their
+    seed, or in their fold if the summaries have different ones.
     """
     tasks = {name: _task_facts(summaries) for name, summaries in runs.items()}
     return {"tasks": tasks, "averages": {name: _average(tasks, *rule) for name, rule in AVERAGES.items()}}
@@ -69,19 +70,21 @@ def summarize(runs: Mapping[str, Sequence[Json]]) -> Json:
 def _task_facts(summaries: Sequence[Json]) -> Json:
     names = dict.fromkeys(name for summary in summaries for name in summary["metrics"])
     first: Json = next((one for one in summaries if one.get("validation_examples")), {})
+    kind = "fold" if len({one.get("fold") for one in summaries}) > 1 else "seed"
     return {
-        "seeds": [summary["seed"] for summary in summaries],
-        "failed": {str(one["seed"]): one["failed"] for one in summaries if one.get("failed")},
+        "runs": kind,
+        f"{kind}s": [summary[kind] for summary in summaries],
+        "failed": {str(one[kind]): one["failed"] for one in summaries if one.get("failed")},
         "selection": "; ".join(dict.fromkeys(str(one.get("selection", "")) for one in summaries)),
         "num_train_examples": max(one["num_train_examples"] for one in summaries),
         "num_validation_examples": max(one["num_validation_examples"] for one in summaries),
-        "validation_examples": first.get("validation_examples", ""),
+        "validation_examples": "" if kind == "fold" else first.get("validation_examples", ""),
         "dev_sizes": first.get("dev_sizes", []),
-        "metrics": {name: _statistics(summaries, name) for name in names},
+        "metrics": {name: _statistics(summaries, name, kind) for name in names},
     }
 
 
-def _statistics(summaries: Sequence[Json], name: str) -> Json:
+def _statistics(summaries: Sequence[Json], name: str, kind: str) -> Json:
     scored = [summary for summary in summaries if name in summary["metrics"]]
     values = [summary["metrics"][name] for summary in scored]
     good = [summary["metrics"][name] for summary in scored if not summary.get("failed")]
@@ -91,7 +94,7 @@ def _statistics(summaries: Sequence[Json], name: str) -> Json:
         "median": statistics.median(values),
         "n": len(values),
         "values": values,
-        "by_seed": {str(summary["seed"]): summary["metrics"][name] for summary in scored},
+        f"by_{kind}": {str(summary[kind]): summary["metrics"][name] for summary in scored},
         "mean_without_failed": statistics.fmean(good) if 0 < len(good) < len(values) else None,
     }
 
@@ -117,6 +120,9 @@ def to_markdown(report: Json) -> str:
     tasks, settings = report["tasks"], report["settings"]
     started = f"Started from {report['model']}. Scores times 100. {report['protocol']}"
     lines = [f"# {report['title']}", "", started, *_reservations(tasks, settings), "", *_scores(tasks)]
+    if pooled := report.get("pooled"):
+        scores = ", ".join(f"{name} {_shown(value)}" for name, value in pooled["metrics"].items())
+        lines += ["", f"All {pooled['num_examples']:,} held-out predictions together: {scores}."]
     lines += [*_averages(report["averages"], tasks), "", "## Settings", "", *_settings(tasks, settings)]
     return "\n".join(lines) + "\n"
 
@@ -141,25 +147,26 @@ def _odd_sizes(facts: Json) -> str:
 
 
 def _scores(tasks: Json) -> list[str]:
-    lines = _head("task", "score", "mean:", "std:", "median:", "n:", "failed", "selection", "each seed")
+    kind = next(iter(tasks.values()))["runs"]
+    lines = _head("task", "score", "mean:", "std:", "median:", "n:", "failed", "selection", f"each {kind}")
     for task, facts in tasks.items():
         for metric, figures in facts["metrics"].items() or [("no score", {"n": 0})]:
             numbers = (_shown(figures.get(key)) for key in ("mean", "std", "median"))
-            by_seed = figures.get("by_seed", {})
-            each = ", ".join(_shown(by_seed.get(str(seed))) for seed in facts["seeds"])
-            words = _failed(facts["failed"], figures), facts["selection"], each
+            by_run = figures.get(f"by_{kind}", {})
+            each = ", ".join(_shown(by_run.get(str(number))) for number in facts[f"{kind}s"])
+            words = _failed(facts["failed"], figures, kind), facts["selection"], each
             lines.append(_row(task, metric, *numbers, figures["n"], *words))
     return lines
 
 
-def _failed(failed: Mapping[str, str], figures: Json) -> str:
+def _failed(failed: Mapping[str, str], figures: Json, kind: str) -> str:
     """Return the failed runs and reasons, whether they are in the mean, and the mean without them."""
-    by_seed = figures.get("by_seed", {})
+    by_run = figures.get(f"by_{kind}", {})
     notes = []
     for reason in dict.fromkeys(failed.values()):
-        seeds = [seed for seed, why in failed.items() if why == reason]
-        where = " (in the mean)" if any(seed in by_seed for seed in seeds) else ""
-        notes.append(f"seed {', '.join(seeds)}: {reason}{where}")
+        runs = [run for run, why in failed.items() if why == reason]
+        where = " (in the mean)" if any(run in by_run for run in runs) else ""
+        notes.append(f"{kind} {', '.join(runs)}: {reason}{where}")
     without = figures.get("mean_without_failed")
     if without is not None and _shown(without) != _shown(figures["mean"]):
         notes.append(f"mean without: {_shown(without)}")

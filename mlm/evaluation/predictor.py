@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
+from mlm.config.commands import LongTexts
 from mlm.config.errors import InputError, require
 from mlm.config.model import ClassifierConfig, ModelConfig
 from mlm.data.examples import EncodedExamples, batches_in_order, encode_examples
@@ -63,17 +64,25 @@ class Predictor:
         device: such as cpu, mps or cuda:1; auto: the best available.
         batch_size: most texts a pass.
         max_length: most tokens of a text, special ones included; None: as many as it was trained with, which
-            its folder says. Longer texts are cut, with a warning.
+            its folder says.
+        long_texts: truncate: cut longer texts, with a warning; windows: for labels read all of them in
+            windows of max_length tokens, see `encode_examples`, and take the mean of their logits.
 
     Raises:
         InputError: the folder is not a model, its tokenizer does not fit, or max_length is too large for it.
     """
 
     def __init__(
-        self, model: str | Path, device: str = "auto", batch_size: int = 64, max_length: int | None = None
+        self,
+        model: str | Path,
+        device: str = "auto",
+        batch_size: int = 64,
+        max_length: int | None = None,
+        long_texts: LongTexts = "truncate",
     ) -> None:
         from mlm.hub import pretrained
 
+        self.long_texts = long_texts
         self.device, self.batch_size = device, batch_size
         self.folder = pretrained.model_folder(model)
         self.config, self.tokenizer = pretrained.read_shape(self.folder), load_tokenizer(self.folder)
@@ -83,8 +92,15 @@ class Predictor:
         self._loaded: dict[Head, Any] = {}
 
     def encode(self, examples: Examples) -> EncodedExamples:
-        """Tokenize examples (N) and cut them to `max_length`."""
-        return encode_examples(self.tokenizer, examples, self.max_length)
+        """Tokenize examples (N) and cut them to `max_length`, or into windows of it."""
+        check_windows(self.long_texts, examples.pairs is not None)
+        in_windows = self.long_texts == "windows"
+        encoded = encode_examples(self.tokenizer, examples, self.max_length, in_windows)
+        if encoded.further:
+            windows, texts = encoded.further
+            number = len(np.unique(texts))
+            log.info("%d of %d texts are read in %d windows", number, len(encoded), number + len(windows))
+        return encoded
 
     def logits(self, examples: EncodedExamples, show_progress: bool = True) -> Floats:
         """Return the logits of the classifier, (N, C); InputError: there is no classifier."""
@@ -214,9 +230,17 @@ def _compute_vectors(
 
 
 def predict_logits(model: Any, examples: EncodedExamples, batch_size: int, task: str | None = None) -> Floats:
-    """Return the logits of all examples in their order, (N, C), in the current mode of a classifier."""
+    """Return the logits of all examples in their order, (N, C), in the current mode of a classifier.
+
+    Those of a text in windows are the mean over its windows.
+    """
     compute, width = partial(_compute_logits, model), model.classifier.out_features
-    return _run_batches(examples, batch_size, compute, width, task).astype(np.float64)
+    logits = _run_batches(examples, batch_size, compute, width, task).astype(np.float64)
+    if examples.further:
+        windows, texts = examples.further
+        np.add.at(logits, texts, _run_batches(windows, batch_size, compute, width, task))
+        logits /= 1 + np.bincount(texts, minlength=len(logits))[:, None]
+    return logits
 
 
 def _run_batches(
@@ -251,6 +275,12 @@ def check_pairs(classifier: ClassifierConfig, second: str | None, key: str = "te
     require(second is not None or not classifier.text_pairs, key, "null", hint)
     hint = "is one too many: the model was trained on single texts"
     require(second is None or classifier.text_pairs is not False, key, second, hint)
+
+
+def check_windows(long_texts: str, has_pairs: bool) -> None:
+    """Refuse windows over pairs of texts."""
+    rule = "is for single texts, and these are pairs; leave it out"
+    require(long_texts != "windows" or not has_pairs, "long_texts", long_texts, rule)
 
 
 def resolve_max_length(model: ModelConfig, asked: int | None, key: str) -> int | None:

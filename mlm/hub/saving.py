@@ -292,6 +292,12 @@ path = "path/to/model"  # this folder, or OWNER/NAME on the hub
 model = {architecture}.from_pretrained(path)
 tokenizer = AutoTokenizer.from_pretrained(path)"""
 
+_PIPELINE = """
+
+from transformers import pipeline
+
+label = pipeline("text-classification", path)({text}, truncation=True{options})"""
+
 _OWN_EXAMPLE = """from mlm.hub import load_pretrained  # transformers has no class for this architecture
 
 model = load_pretrained("path/to/model")  # this folder, or OWNER/NAME on the hub"""
@@ -320,6 +326,10 @@ def model_card(
     if classifier:
         task, head = "text-classification", "classifier"
         how = f"fine-tuned on labelled texts. Labels: {shorten(classifier.labels)}"
+        if example is _STOCK_EXAMPLE:
+            text = '{"text": "One text.", "text_pair": "Another."}' if classifier.text_pairs else '"A text."'
+            several = ", top_k=None" if classifier.label_type == "multilabel" else ""
+            example += _PIPELINE.replace("{text}", text).replace("{options}", several)
     front = ["library_name: transformers", f"pipeline_tag: {task}", f"tags: [{head}, encoder]"]
     if start:
         front.append(f"base_model: {start.partition('@')[0]}")
@@ -332,7 +342,7 @@ def model_card(
         where = f"task: {{type: {task}}}, dataset: {{name: {data}, type: {data}}}"
         results = f"{{{where}, metrics: {json.dumps(scores)}}}"
         front += ["model-index:", f"- {{name: {json.dumps(title)}, results: [{results}]}}"]
-    use = f"```python\n{example.format(architecture=architecture)}\n```"
+    use = f"```python\n{example.replace('{architecture}', architecture)}\n```"
     if tokenizer:
         case = "folded" if _folds_case(tokenizer) else "kept"
         use += f"\n\nUpper and lower case are {case}. Inputs longer than the tokenizer's `model_max_length` "

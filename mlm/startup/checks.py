@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm.config import commands
-from mlm.config.data import HUB_PREFIX, HubName, SourceConfig, TokenizerConfig, split_paths
+from mlm.config.data import HUB_PREFIX, HubName, SourceConfig, TokenizerConfig
 from mlm.config.errors import InputError, require
 from mlm.config.files import find_config
 from mlm.config.finetune import SCRATCH, FinetuneConfig
@@ -75,7 +75,7 @@ def _check_finetuning(config: FinetuneConfig) -> None:
     elif config.model is not None:
         check_model_folder("model", config.model)
     for name in ("train", "validation", "test"):
-        _check_text_file(f"data.{name}", getattr(config.data, name))
+        _check_text_files(f"data.{name}", getattr(config.data, name))
     is_there = config.glue_dir is None or Path(config.glue_dir).is_dir()
     require(is_there, "glue_dir", config.glue_dir, f"is not a folder; looked in {os.getcwd()}")
     check_recipes(config)
@@ -87,12 +87,12 @@ def _check_inference(
     check_model_folder("model", config.model)
     if isinstance(config, commands.FillMaskConfig):
         return
-    _check_text_file("input", config.input)
-    inputs = [config.input] if config.input is not None else []
+    _check_text_files("input", config.input)
+    inputs = config.input or []
     if isinstance(config, commands.EvaluateConfig) and config.input is None:
         check_sources(config.data.sources)
         inputs = [source.path for source in config.data.sources]
-        inputs += [file for name in inputs for file in glob.glob(name, recursive=True)]
+    inputs = [*inputs, *(file for name in inputs for file in glob.glob(name, recursive=True))]
     is_array = not isinstance(config, commands.EmbedConfig) or config.output.endswith(".npy")
     require(is_array, "output", config.output, "must end in .npy, the format it has")
     if config.output is not None:
@@ -189,15 +189,16 @@ def check_tokenizer(config: TokenizerConfig) -> None:
             require(there, f"tokenizer.{name}", f"{given}:", f"there is no file {files[0].absolute()}")
 
 
-def _check_text_file(key: str, path: str | None) -> None:
-    for part in split_paths(path) if path else ():
-        if part.startswith(HUB_PREFIX):
-            HubName.parse(part, key)
-        elif "://" not in part:
-            there = os.path.exists(part) or glob.glob(part, recursive=True)
-            require(bool(there), key, part, f"is neither file, folder nor glob; looked in {os.getcwd()}")
-            readable = not os.path.exists(part) or os.access(part, os.R_OK)
-            require(readable, key, part, "cannot be read: no permission")
+def _check_text_files(key: str, paths: list[str] | None) -> None:
+    """Raise InputError unless local files, folders and globs exist and hub names are well formed."""
+    for path in paths or ():
+        if path.startswith(HUB_PREFIX):
+            HubName.parse(path, key)
+        elif "://" not in path:
+            there = os.path.exists(path) or bool(glob.glob(path, recursive=True))
+            require(there, key, path, f"is neither file, folder nor glob; looked in {os.getcwd()}")
+            readable = os.access(path, os.R_OK) or not os.path.exists(path)
+            require(readable, key, path, "cannot be read: no permission")
 
 
 def _check_folder(key: str, path: str) -> None:

@@ -1,6 +1,6 @@
-"""The runs of one configuration of fine-tuning: tasks, seeds and grids; whether a stopped suite may continue.
+"""The runs of one configuration of fine-tuning: tasks, seeds, folds and grids; whether a suite may continue.
 
-units: a configuration for every task and seed --points, at_point--> one for every point of its grid
+units: a configuration for every task and seed, or fold --points, at_point--> one for every point of its grid
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlm.config.data import HUB_PREFIX, split_paths
+from mlm.config.data import HUB_PREFIX
 from mlm.config.errors import InputError, in_words
 from mlm.config.finetune import DIAGNOSTIC, MNLI, FinetuneConfig, Point, TaskRecipe, plain_name
 from mlm.config.parse import flatten, read_group, to_plain
@@ -30,7 +31,7 @@ MAY_CHANGE = ("name", "runs_dir", "resume", "task", "seed", "submit", "logging."
 
 
 def is_suite(config: FinetuneConfig) -> bool:
-    """Return whether there are several tasks or seeds, each with a folder of its own."""
+    """Return whether there are several tasks, seeds or folds, each with a folder of its own."""
     return len(config.task) > 1 or len(units(config)) > 1
 
 
@@ -40,7 +41,7 @@ def continues_by_itself(config: FinetuneConfig) -> bool:
 
 
 def units(config: FinetuneConfig) -> list[FinetuneConfig]:
-    """Return a configuration for every task and seed, in the order in which they run.
+    """Return a configuration for every task and seed, or for every fold, in the order in which they run.
 
     MNLI comes first if others need it; the diagnostic set, on which nothing is trained, has none.
     """
@@ -48,17 +49,24 @@ def units(config: FinetuneConfig) -> list[FinetuneConfig]:
     if config.start_from_mnli:
         tasks.sort(key=lambda task: task != MNLI)
     recipes = {task: _recipe_of(config, task) for task in tasks}
+    if config.data.folds and not config.data.fold:
+        return [_unit(config, "", recipes[""], config.seed, fold) for fold in range(1, config.data.folds + 1)]
     runs = [
         (task, recipe, seed)
         for task, recipe in recipes.items()
         for seed in config.seeds or (recipe.seeds if recipe else []) or [config.seed]
     ]
     several = len(runs) > 1 or len(config.task) > 1
-    return [_unit(config, *run, several) for run in runs]
+    return [_unit(config, *run, several=several) for run in runs]
 
 
 def _unit(
-    config: FinetuneConfig, task: str, recipe: TaskRecipe | None, seed: int, several: bool
+    config: FinetuneConfig,
+    task: str,
+    recipe: TaskRecipe | None,
+    seed: int,
+    fold: int | None = None,
+    several: bool = True,
 ) -> FinetuneConfig:
     folder = Path(config.runs_dir, config.name or "", task or OWN_DATA)
     return replace(
@@ -71,7 +79,8 @@ def _unit(
         submit=False,
         resume=config.resume and not several,
         runs_dir=str(folder) if several else config.runs_dir,
-        name=f"seed-{seed}" if several else config.name,
+        name=(f"fold-{fold}" if fold else f"seed-{seed}") if several else config.name,
+        data=replace(config.data, fold=fold or config.data.fold),
     )
 
 
@@ -154,9 +163,12 @@ def _refuse_fewer(key: str, given: Sequence[object], lost: Sequence[object], fol
 
 
 def data_digests(config: FinetuneConfig) -> dict[str, str]:
-    """Return a hash of the content of every file that the runs read, by its path as it was given."""
-    paths = [getattr(config.data, name) for name in ("train", "validation", "test")]
-    files = [file for path in paths if path for part in split_paths(path) for file in _files_of(part)]
+    """Return a hash of the content of every file of this machine that the runs read, by its path.
+
+    Of a folder or glob these are all files below it that are not hidden; data of the hub or a URL have none.
+    """
+    given = [getattr(config.data, name) or () for name in ("train", "validation", "test")]
+    files = [file for paths in given for path in paths for file in _files_of(path)]
     if config.task and config.glue_dir:
         found = (path for path in Path(config.glue_dir).glob("*/*") if path.suffix in DATA_SUFFIXES)
         files += sorted(path for path in found if plain_name(path.parent.name) in config.task)
@@ -171,12 +183,11 @@ def data_digests(config: FinetuneConfig) -> dict[str, str]:
 
 
 def _files_of(path: str) -> list[Path]:
-    """Return the files of a path, folder or glob in order; none of a URL or of the hub."""
-    if Path(path).is_dir():
-        return sorted(file for file in Path(path).rglob("*") if file.is_file())
-    if "://" in path or path.startswith(HUB_PREFIX):
+    if path.startswith(HUB_PREFIX) or "://" in path:
         return []
-    return [Path(path)] if Path(path).exists() else sorted(map(Path, glob.glob(path, recursive=True)))
+    found = [path] if os.path.exists(path) or not glob.has_magic(path) else glob.glob(path, recursive=True)
+    below = (name for place in found for name in glob.glob(f"{glob.escape(place)}/**", recursive=True))
+    return [Path(name) for name in sorted({*found, *below}) if not os.path.isdir(name)]
 
 
 def read_digests(folder: Path) -> dict[str, str]:

@@ -77,7 +77,11 @@ def plot_scores(tasks: Mapping[str, Any], averages: Mapping[str, Any], path: Pat
     averages that lack scores are left out.
     """
     bars = [
-        (f"{task} {metric.replace('_', ' ')}", figures, facts["failed"].keys() & figures["by_seed"].keys())
+        (
+            f"{task} {metric.replace('_', ' ')}",
+            figures,
+            facts["failed"].keys() & figures[f"by_{facts['runs']}"].keys(),
+        )
         for task, facts in tasks.items()
         for metric, figures in facts["metrics"].items()
     ]

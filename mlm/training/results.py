@@ -27,7 +27,7 @@ from mlm.evaluation.metrics import (
     task_metrics,
 )
 from mlm.evaluation.predictor import arguments, predict_logits
-from mlm.files import write_json
+from mlm.files import replacing, write_json
 from mlm.hub.pretrained import longest_row, pretraining_tokens
 from mlm.hub.saving import model_card, save_pretrained
 from mlm.model.loss import summed_label_loss
@@ -50,6 +50,8 @@ CARD_FACTS = (
     *("optimizer", "lr", "weight_decay", "batch_size", "max_epochs", "versions"),
 )
 """Entries of the summary that a fine-tuned model's card repeats."""
+HELD_OUT = "held_out.npz"
+"""File of a fold: `rows` (N,) that were held out, their `logits` (N, C) and `labels`."""
 MAX_SHOWN_CLASSES = 20
 """With more classes, the table by class stays in summary.json, and there is no confusion matrix."""
 
@@ -140,6 +142,10 @@ def finish_finetuning(
         "max_epochs": settings.max_epochs,
         "versions": {name: version(name) for name in ("mlm", "torch")},
     }
+    if task.validation_rows is not None and config.data.fold:
+        summary["fold"] = config.data.fold
+        with replacing(folder / HELD_OUT, "place") as path, path.open("wb") as file:
+            np.savez(file, rows=task.validation_rows, logits=logits, labels=examples.labels)
     if "" in task.scored:
         summary["selection_metrics"] = scores_of(task, task.validation, logits)
     if task.label_type != "regression":

@@ -1,8 +1,9 @@
-"""Fine-tune several times: tasks, seeds and grids, and one table of all runs.
+"""Fine-tune several times: tasks, seeds, folds and grids, and one table of all runs.
 
     finetune_all --tasks, seeds--> _run_suite --> _run_part --grid--> _run_grid --each point--> _run_part
 
-- every task and seed is a run in its own folder, `<task>/seed-<n>`; a run with a summary is finished
+- every task and seed, or fold, is a run in its own folder, `<task>/seed-<n>` or `<task>/fold-<n>`
+- a run with a summary is finished
 - a suite continues when it is started again: an unfinished run resumes at its newest checkpoint
 - on several GPUs each run is a process with its own GPU
 """
@@ -47,6 +48,7 @@ from mlm.training.callbacks import Diverged
 from mlm.training.datamodule import forget
 from mlm.training.finetuning import finetune
 from mlm.training.processes import resolve_accelerator
+from mlm.training.results import HELD_OUT
 from mlm.training.run_folder import SUMMARY, keep_config, run_folder, saved_checkpoints
 from mlm.training.suite_report import answers_of, report
 from mlm.training.tracking import resolve_tracking
@@ -63,10 +65,10 @@ log = logging.getLogger(__name__)
 
 
 def finetune_all(config: FinetuneConfig) -> int:
-    """Fine-tune an encoder on all tasks and seeds; return 0, or 128 + the signal that ended it."""
+    """Fine-tune an encoder on all tasks, seeds and folds; return 0, or 128 + the signal that ended it."""
     several, launch, devices = is_suite(config), launched(), config.trainer.devices
     alone = (launch is None or launch.world_size == 1) and devices in ("auto", 1)
-    hint = "does not fit several tasks or seeds, each of which runs on one device; leave it out, or run one"
+    hint = "does not fit several tasks, seeds or folds: each runs on one device; leave it out, or run one"
     require(alone or not several, "trainer.devices", launch.world_size if launch else devices, hint)
     config = replace(config, logging=resolve_tracking(config.logging))
     try:
@@ -228,7 +230,7 @@ def _keep_point(folder: Path, tried: list[Json], number: int) -> Json:
     """Make one point of a grid the result of the run, and return its summary."""
     point = folder / f"point-{number}"
     summary = _read_json(point / SUMMARY)
-    for name in ("model", "metrics.csv", "plots"):
+    for name in ("model", "metrics.csv", "plots", HELD_OUT):
         if (point / name).exists():
             remove(folder / name)  # of an earlier try, whose summary was damaged
             shutil.move(point / name, folder / name)
@@ -247,6 +249,7 @@ def _write_failure(config: FinetuneConfig, reason: str) -> None:
     folder = _folder_of(config)
     folder.mkdir(parents=True, exist_ok=True)
     known = {"task": config.task[0] if config.task else OWN_DATA, "seed": config.seed}
+    known |= {"fold": config.data.fold} if config.data.fold else {}
     write_json(folder / SUMMARY, known | NO_SCORES | {"failed": reason})
 
 

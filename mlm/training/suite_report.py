@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import mlm
@@ -17,10 +19,15 @@ from mlm.config.files import config_folder, shipped_names
 from mlm.config.finetune import DIAGNOSTIC, GLUE_TASKS, MNLI, FinetuneConfig
 from mlm.config.parse import read_group, to_plain
 from mlm.data.glue import size_of, submitted_parts
+from mlm.evaluation.commands import write_predictions
 from mlm.evaluation.glue import answer, summarize, to_markdown, write_submission
+from mlm.evaluation.metrics import task_metrics
 from mlm.files import write_json, write_text
+from mlm.hub.pretrained import read_classifier
+from mlm.launch import command_for
 from mlm.startup.suite import OWN_DATA, points
 from mlm.training.plots import plot_scores
+from mlm.training.results import HELD_OUT
 from mlm.training.run_folder import git_commit
 from mlm.training.tracking import build_tracker, pretraining_run, track_table
 
@@ -34,9 +41,9 @@ log = logging.getLogger(__name__)
 def report(config: FinetuneConfig, folder: Path, runs: Sequence[tuple[FinetuneConfig, Json]]) -> None:
     """Write, print and track table, picture and submission of a suite, whose `runs` have summaries.
 
-    Table and picture are called `glue`, or `seeds` for the user's own data.
+    Table and picture are called `glue`, or `seeds` or `folds` for the user's own data.
     """
-    own = Path(config.data.train).name if config.data.train else OWN_DATA
+    own = config.data.title if config.data.train else OWN_DATA
     by_task: dict[str, list[tuple[FinetuneConfig, Json]]] = {}
     for run, summary in runs:
         by_task.setdefault(run.task[0] if run.task else own, []).append((run, summary))
@@ -48,6 +55,9 @@ def report(config: FinetuneConfig, folder: Path, runs: Sequence[tuple[FinetuneCo
     from_mnli = "RTE, MRPC and STS-B from the model tuned on MNLI"
     protocol = f"Runs: {from_mnli if config.start_from_mnli else 'every task alone'}."
     protocol = protocol if config.task else "Runs: the same data, another seed."
+    folds = config.data.folds if config.data.fold is None else None
+    if folds:
+        stem, protocol = "folds", f"Runs: each of {folds} folds is held out once."
     result: Json = {
         "name": config.name,
         "title": config.name if config.task else subject,
@@ -60,6 +70,8 @@ def report(config: FinetuneConfig, folder: Path, runs: Sequence[tuple[FinetuneCo
         result["averages"] = {}
     if submission:
         result["submission"] = submission
+    if pooled := _pool(config, folder, runs) if folds else {}:
+        result["pooled"] = pooled
     text = to_markdown(result)
     table, picture = folder / f"{stem}.md", folder / "plots" / f"{stem}.png"
     write_text(table, text)
@@ -69,10 +81,43 @@ def report(config: FinetuneConfig, folder: Path, runs: Sequence[tuple[FinetuneCo
     print(f"\n{text}\ntable           {table}, {table.with_suffix('.json')}")
     print(f"picture         {picture}")
     _track(config, folder, stem, result)
+    if folds:
+        print(_next_steps(config, folder, pooled))
     if submission:
         print(f"submission      {submission['file']}")
         if submission["refused"]:
             log.warning("the server will refuse it: %s", ", ".join(submission["refused"]))
+
+
+def _pool(config: FinetuneConfig, folder: Path, runs: Sequence[tuple[FinetuneConfig, Json]]) -> Json:
+    """Score the held-out predictions of all folds together, and write them; {} if a fold has none."""
+    files = [Path(run.runs_dir, str(run.name), HELD_OUT) for run, _ in runs]
+    models = [summary["model_dir"] for _, summary in runs]
+    if not all(models) or not all(file.exists() for file in files):
+        return {}
+    parts = [dict(np.load(file)) for file in files]
+    rows, logits, labels = (
+        np.concatenate([part[key] for part in parts]) for key in ("rows", "logits", "labels")
+    )
+    order, path = np.argsort(rows), folder / "held_out.csv"
+    classifier = read_classifier(Path(models[0]))
+    ids = (str(row + 1) for row in rows[order])
+    write_predictions(path, ids, logits[order], classifier, config.data.label_separator)
+    scores = task_metrics(classifier.label_type, labels, logits)
+    return {"metrics": scores, "num_examples": len(rows), "file": str(path)}
+
+
+def _next_steps(config: FinetuneConfig, folder: Path, pooled: Json) -> str:
+    """Return where the held-out predictions are, and how to train the model to use."""
+    settings, name = shlex.quote(f"{folder}/config.yaml"), shlex.quote(f"{config.name}-final")
+    change = f"--data.folds null --data.validation_fraction 0.01 --name {name}"
+    places = (
+        f"held out        {pooled['file']}  (each row by the model that had not seen it)\n" if pooled else ""
+    )
+    return f"""{places}
+next
+  final model     {command_for("finetune.py")} --config {settings} {change}
+                  (trains on nearly all rows; the models of the folds only measure the settings)"""
 
 
 def answers_of(config: FinetuneConfig, task: str, model: str) -> dict[str, list[str]]:
@@ -136,7 +181,7 @@ def settings_of_task(unit: FinetuneConfig, runs: Sequence[Json]) -> Json:
         tried = list(dict.fromkeys(point[key] for point in grid))
         one_each = {"one of": tried, "chosen by seed": [point[key] for point in chosen]}
         settings[key] = one_each if len(tried) > 1 else tried[0]
-    return settings | {"seeds": [run["seed"] for run in runs]}
+    return settings | {"seeds": list(dict.fromkeys(run["seed"] for run in runs))}
 
 
 def recipe_of(config: FinetuneConfig) -> str | None:

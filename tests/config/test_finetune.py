@@ -97,7 +97,7 @@ def test_each_command_resumes_the_newest_stopped_run_of_its_own(capsys):
         Path("runs", name).mkdir()
         Path("runs", name, "config.yaml").write_text(content)
     tuned = parse_config(FinetuneConfig, ["--resume"], prog="finetune.py")
-    assert (tuned.name, tuned.seed, tuned.resume, tuned.data.train) == ("tuned", 3, True, "head: x.csv")
+    assert (tuned.name, tuned.seed, tuned.resume, tuned.data.train) == ("tuned", 3, True, ["head: x.csv"])
     assert parse_config(PretrainConfig, ["--resume"], prog="train.py").name == "first"
     again = parse_config(FinetuneConfig, ["--resume", "auto", "--name", "tuned"], prog="finetune.py")
     assert again == tuned
@@ -131,6 +131,9 @@ OF_OWN_FILES = [
     ["--data.label_type", "regression"],
     ["--data.label_separator", ";"],
     ["--data.encoding", "latin-1"],
+    ["--data.split", "order"],
+    ["--data.group_column", "g"],
+    ["--data.folds", "3"],
 ]
 
 

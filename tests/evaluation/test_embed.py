@@ -67,7 +67,7 @@ def test_batches_and_format_change_nothing(config, sentences, tmp_path):
 
 
 def test_command_writes_the_file(config, capsys):
-    flags = ["--model", config.model, "--input", config.input, "--output", config.output]
+    flags = ["--model", config.model, "--input", *config.input, "--output", config.output]
     assert main(["embed", *flags, "--max_length", "8"]) == 0
     assert "21 vectors of 32 numbers" in capsys.readouterr().out
     assert np.load(config.output).shape == (21, 32)

@@ -233,15 +233,12 @@ def test_a_model_gets_as_many_texts_as_it_was_trained_on(trained_on, column, mes
         check_pairs(classifier, column)
 
 
-def test_lines_of_a_text_file_and_rows_of_several_files_are_predicted_alike(build, run, documents, tmp_path):
-    folder = build()
+def test_several_files_and_plain_texts_are_labelled_in_their_order(build, run, documents, tmp_path):
+    folder, output = build(), tmp_path / "texts.csv"
     expected = run(folder, [{"text": text} for text in documents[:9]])
-    (tmp_path / "lines.txt").write_text("\n".join(documents[:9]), encoding="utf-8")
-    (tmp_path / "parts").mkdir()
-    for name, part in (("b", documents[5:9]), ("a", documents[:5])):
-        rows = "\n".join(json.dumps({"text": text}) for text in part)
-        (tmp_path / "parts" / f"{name}.jsonl").write_text(rows)
-    for name in ("lines.txt", "parts", "parts/*.jsonl"):
-        assert predict(PredictConfig(folder, str(tmp_path / name), str(tmp_path / "o.csv"))) == 0
-        with (tmp_path / "o.csv").open(newline="", encoding="utf-8") as file:
-            assert list(csv.DictReader(file)) == expected
+    (tmp_path / "1.txt").write_text("\n".join(documents[:4]) + "\n")
+    (tmp_path / "2.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents[4:9]))
+    files = [str(tmp_path / "1.txt"), str(tmp_path / "2.jsonl")]
+    assert predict(PredictConfig(folder, files, str(output))) == 0
+    with output.open(newline="", encoding="utf-8") as file:
+        assert list(csv.DictReader(file)) == expected

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
 import yaml
 from huggingface_hub import ModelCard
 
 from mlm.config.model import ClassifierConfig, ModelConfig
+from mlm.evaluation.predictor import Predictor
 from mlm.hub import load_classifier, model_card, save_pretrained
 from mlm.model import MaskedLM
+from mlm.model.heads import SequenceClassifier
 
 CONFIG = ModelConfig(
     vocab_size=128, hidden_size=16, num_attention_heads=2, num_hidden_layers=2, intermediate_size=24
@@ -91,3 +94,42 @@ def test_no_file_of_a_model_folder_names_a_path_of_this_machine(tmp_path, tokeni
     settings.unlink()
     for file in (file for folder in (first, second) for file in folder.rglob("*") if file.is_file()):
         assert str(tmp_path).encode() not in file.read_bytes(), file
+
+
+@pytest.mark.parametrize(
+    ("label_type", "labels", "pairs"),
+    [
+        ("classification", ("no", "yes"), None),
+        ("classification", ("no", "yes"), True),
+        ("multilabel", ("a", "b", "c"), None),
+        ("regression", ("stars",), None),
+    ],
+)
+def test_example_of_a_stock_classifier_labels_a_text_as_we_do(
+    tmp_path, monkeypatch, tokenizer, label_type, labels, pairs
+):
+    shape = replace(CONFIG, vocab_size=tokenizer.get_vocab_size(), initializer_range=0.3)
+    shape = replace(shape, max_position_embeddings=32)
+    classifier = ClassifierConfig(labels, label_type, text_pairs=pairs)
+    model = SequenceClassifier(shape, classifier)
+    save_pretrained(tmp_path / "m", model, tokenizer, 32, model_card("m", shape, {}, classifier))
+    monkeypatch.chdir(tmp_path)
+    code = (tmp_path / "m" / "README.md").read_text().split("```")[1].removeprefix("python\n")
+    assert "truncation=True" in code
+    long, names = "A text. " * 40, {}
+    code = (
+        code.replace("path/to/model", "m").replace('"A text."', repr(long)).replace('"One text."', repr(long))
+    )
+    exec(code, names)
+    ours = Predictor("m", "cpu").predict([long], ["Another."] if pairs else None)[0]
+    answers = names["label"] if isinstance(names["label"], list) else [names["label"]]
+    found = {one["label"]: one["score"] for one in answers}
+    if label_type == "regression":
+        assert found == {"stars": pytest.approx(ours.label, abs=1e-4)}
+    else:
+        expected = (
+            ours.probabilities
+            if label_type == "multilabel"
+            else {ours.label: max(ours.probabilities.values())}
+        )
+        assert found == pytest.approx(expected, abs=1e-4)
