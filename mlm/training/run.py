@@ -83,7 +83,7 @@ def run_training(
             _finish(folder, module, data, reached, None)
             return 0
     if is_first_process():
-        run_folder.keep_config(config, folder)
+        run_folder.keep_config(config, folder, is_new=not (checkpoint or config.resume))
     (folder / SUMMARY).unlink(missing_ok=True)
     module.managed = True
     clock, stop = Clock(), GracefulStop()

@@ -93,8 +93,11 @@ def resume_command(config: RunConfig) -> str:
     return f"{command_for(script)} --resume --name {shlex.quote(str(config.name))}{place}"
 
 
-def keep_config(config: RunConfig, folder: Path) -> None:
-    """Write the configuration into the run folder; keep an earlier, different one, and log the changes."""
+def keep_config(config: RunConfig, folder: Path, is_new: bool = False) -> None:
+    """Write the configuration into the run folder; keep an earlier, different one, and log the changes.
+
+    A run that `is_new` had no other one: null values have only been filled in.
+    """
     path, new = folder / "config.yaml", folder / "config.new.yaml"
     write_text(new, dump_config(replace(config, resume=False)))
     texts = [file.read_text(encoding="utf-8") for file in (path if path.exists() else new, new)]
@@ -104,7 +107,7 @@ def keep_config(config: RunConfig, folder: Path) -> None:
         for key in {**before, **after}
         if before.get(key) != after.get(key)
     ]
-    if changes:
+    if changes and not is_new:
         kept = next(name for number in count(1) if not (name := folder / f"config-{number}.yaml").exists())
         shutil.copy2(path, kept)  # not moved: another process may be about to read it
         log.info("resuming with another configuration than %s: %s", kept, "; ".join(changes))

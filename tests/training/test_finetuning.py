@@ -678,6 +678,9 @@ def test_learning_rate_is_chosen_and_recorded(tiny, tmp_path, tokenizer, caplog,
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["lr"] == rate
     assert f"learning rate {rate:g}: " in caplog.text
+    assert "resuming" not in caplog.text
+    assert yaml.safe_load((folder / "config.yaml").read_text())["optimizer"]["lr"] == rate
+    assert not (folder / "config-1.yaml").exists()
     assert pretraining_tokens(folder / "model") == tokens  # kept for the next fine-tuning
     (checkpoint,) = (folder / "checkpoints").glob("*.ckpt")
     again = FinetuneModule.load_from_checkpoint(checkpoint, weights_only=True)
