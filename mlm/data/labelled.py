@@ -247,12 +247,13 @@ def read_task(config: LabelledConfig) -> LabelledTask:
         table, test = _read(config, config.test)
         if _is_labelled(config, table):
             test = replace(test, labels=_labels(config, table, labels)[1])
-    report_overlap(train, validation, test)
+    can_fold = config.validation is None and config.folds is None
+    report_overlap(train, validation, test, "; --data.folds 5 scores every row" if can_fold else "")
     name = config.title.partition(".")[0]
     return LabelledTask(name, config.label_type, labels, train, validation, where, test, validation_rows=rows)
 
 
-def report_overlap(train: Examples, validation: Examples, test: Examples | None) -> None:
+def report_overlap(train: Examples, validation: Examples, test: Examples | None, remedy: str = "") -> None:
     """Warn of texts with several labels, of texts in several parts, and of too few examples to score."""
     known = text_hashes(train)
     assert train.labels is not None, "training examples have labels"
@@ -267,8 +268,8 @@ def report_overlap(train: Examples, validation: Examples, test: Examples | None)
             text = "%d of %d %s texts are in training too: their scores show what was learnt by heart"
             log.warning(text, shared, len(part), name)
     if len(validation) < FEW_EXAMPLES:
-        text = "only %d validation examples: their scores are hardly more than chance"
-        log.warning(text, len(validation))
+        text = "only %d validation examples: their scores are hardly more than chance%s"
+        log.warning(text, len(validation), remedy)
     if train.labels.ndim == 1 and train.labels.dtype.kind != "f":
         classes = np.unique(train.labels)
         if absent := len(np.setdiff1d(classes, validation.labels)):

@@ -188,3 +188,14 @@ def test_mistakes_are_one_line(path, tmp_path, options, message):
         task(path, **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_few_held_out_examples_are_told_with_the_remedy_where_there_is_one(path, caplog):
+    told = "validation examples: their scores are hardly more than chance"
+    held_out = len(task(path).validation)
+    assert f"only {held_out} {told}; --data.folds 5 scores every row\n" in caplog.text
+    caplog.clear()
+    task(path, validation=[path], validation_fraction=0.1)
+    task(path, folds=9, fold=1)
+    assert f"only 10 {told}\n" in caplog.text
+    assert "--data.folds" not in caplog.text
