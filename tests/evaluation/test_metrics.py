@@ -258,6 +258,7 @@ dist.destroy_process_group()  # else its threads may still run when the process 
 """
 
 
+@pytest.mark.slow
 def test_ranks_of_any_share_come_to_the_same_scores(tmp_path):
     """Real processes: a rank with repeated examples, and one without any batch."""
     command = [sys.executable, "-c", TWO_RANKS, str(tmp_path / "store")]

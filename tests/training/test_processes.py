@@ -300,6 +300,7 @@ def test_fine_tuning_on_two_processes_equals_one(tiny, alone, tmp_path, strategy
     assert one["val_loss"] == pytest.approx(two["val_loss"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_fine_tuning_on_two_processes_resumes_to_the_bit_after_a_kill(tiny, alone, tmp_path):
     encoder, more = folder_of(alone) / "model", ("--trainer.devices=2", "--trainer.save_every=1")
     launch([*ALONE, *fine_tuned(tmp_path, encoder, "whole", *more)])

@@ -189,6 +189,7 @@ if trainer.is_global_zero:
 """
 
 
+@pytest.mark.slow
 def test_two_processes_with_the_default_sampler_train_as_one(tiny, tmp_path):
     from mlm.config.parse import dump_config
 
