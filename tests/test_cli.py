@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -50,6 +52,24 @@ def test_fine_tuning_without_a_run_names_train_py_without_torch(tmp_path):
     assert done.stderr.count("\n") == 1
     assert done.stdout == "False\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_mistake_found_while_a_bar_is_shown_has_a_line_of_its_own(tmp_path, tokenizer):
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.jsonl").write_text('{"title": "x", "body": "y"}\n' * 9)
+    words = ["--data.sources", "a.jsonl", "--tokenizer.path", "tokenizer.json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mlm", "prepare", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"MLM_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "tokenizing:   0%" in done.stderr
+    *_, last = re.split(r"[\r\n]", done.stderr.rstrip("\n"))
+    assert last.startswith("mlm prepare: error: a.jsonl: cannot tell which column holds the text; ")
 
 
 @pytest.mark.parametrize("script", ["train.py", "finetune.py"])

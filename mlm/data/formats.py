@@ -39,12 +39,12 @@ HTTP = ("http://", "https://")
 
 BLOCK_BYTES = 1 << 20  # decoded at a time; also how far `auto` looks for a blank line
 WIDE_BYTES, WIDE_ZEROS = 4096, 8  # bytes searched for zeros in every second place; so many mean UTF-16
+IS_TAR = "is a tar archive; unpack it with tar -xf, and give its folder"
 TAR_MARK = slice(257, 262)  # where a tar archive says that it is one
 MANY_LINES = 20  # from so many lines `auto` may report that they look wrapped
 
 READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException, UnicodeError)
 """Errors of reading a truncated or corrupt file."""
-
 
 log = logging.getLogger(__name__)
 
@@ -300,7 +300,7 @@ def text_blocks(
 def _check_first(block: bytes, name: str, encoding: str, advice: str) -> None:
     """Refuse a file whose first block is that of a tar archive, or of another, wide encoding."""
     if block[TAR_MARK] == b"ustar":
-        raise InputError(f"{name}: is a tar archive; unpack it with tar -xf, and give its folder")
+        raise InputError(f"{name}: {IS_TAR}")
     wide = _wide_encoding(block)
     if wide and not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
         problem = f"this is {wide} and not {encoding}; {advice.format(wide)}"

@@ -19,6 +19,7 @@ from mlm.config.data import HUB_PREFIX, DocumentRule, HubName, SourceConfig
 from mlm.config.errors import InputError
 from mlm.data.formats import (
     HTTP,
+    IS_TAR,
     SUFFIXES,
     ReadReport,
     cut_text,
@@ -98,6 +99,8 @@ def source_files(source: SourceConfig, formats: Sequence[str] = ()) -> list[str]
             if source.is_local and not os.path.isfile(name):
                 dangling = "a symbolic link to nothing", "neither a file nor a folder"
                 raise InputError(f"{name}: is {dangling[os.path.exists(name)]}")
+            if {".tar", ".tgz"} & {*Path(name).suffixes}:
+                raise InputError(f"{name}: {IS_TAR}")
             if not source.format and format_of(name) is None:
                 remedy = f"known are {SUFFIXES}; or set the format of this source, format: text (jsonl, ...)"
                 raise InputError(f"{name}: unknown format {Path(name).suffix}; {remedy}")

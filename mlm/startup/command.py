@@ -258,12 +258,14 @@ def one_line_errors(prog: str, config: object = None) -> Iterator[None]:
         if not is_first_process():
             wait_for_first_process()
         text = re.sub(r"\s*\n\s*", " ", str(error))
+        traceback.clear_frames(error.__traceback__)  # closes the progress bars that they hold
         print(f"{prog}: error: {text}", file=sys.stderr)
         raise SystemExit(2) from None
     except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        traceback.clear_frames(stop.__traceback__)
         print(f"{prog}: interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:

@@ -240,7 +240,7 @@ def test_report_summary() -> None:
     )
 
 
-@pytest.mark.parametrize("suffix", ["txt", "txt.gz", "jsonl"])
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz", "jsonl", "tar", "tar.gz", "tgz"])
 def test_a_tar_archive_is_called_one(tmp_path, suffix):
     (tmp_path / "a.txt").write_text("the harbour")
     path = tmp_path / f"b.{suffix}"
