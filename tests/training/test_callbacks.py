@@ -236,7 +236,7 @@ def test_gpus_ask_each_other_for_the_time_once_a_second_and_soon_where_steps_are
 @pytest.mark.skipif(available_cores() < 2 or busy_seconds() is None, reason="one thread waits for no other")
 @pytest.mark.parametrize(("waiting", "times"), [(None, 1), ("passive", 0)])
 def test_programs_on_our_cores_are_told_once_unless_the_user_knows(tiny, monkeypatch, caplog, waiting, times):
-    monkeypatch.setattr(machine, "CHECK_EVERY_S", 0.05)  # many checks in a run of 400 steps or 3 s
+    monkeypatch.setattr(machine, "CHECK_EVERY_S", 0.05)  # many checks in a run of 400 steps or 8 s
     monkeypatch.delenv(machine.WAIT_POLICY, raising=False)
     if waiting:
         monkeypatch.setenv(machine.WAIT_POLICY, waiting)
@@ -245,7 +245,7 @@ def test_programs_on_our_cores_are_told_once_unless_the_user_knows(tiny, monkeyp
     torch.set_num_threads(2)
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores_to_run_on())]
     try:
-        pretrain(tiny(trainer={"max_steps": 400, "max_time": "3s"}))
+        pretrain(tiny(trainer={"max_steps": 400, "max_time": "8s"}))
     finally:
         for other in others:
             other.kill()
