@@ -31,7 +31,7 @@ LAYERS = {
 FILES = sorted((ROOT / "mlm").rglob("*.py"))
 MAX_FILE_LINES = 400
 """A file is read in one sitting."""
-MAX_LINES = 17_049
+MAX_LINES = 17_074
 """Of all files. The goal is 12,500, so that one person can know the project: lower this with every deletion.
 What adds a capability raises it by its own size and says so in CHANGELOG.md."""
 ENGINE = (

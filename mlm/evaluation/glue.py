@@ -78,6 +78,7 @@ def _task_facts(summaries: Sequence[Json]) -> Json:
         "selection": "; ".join(dict.fromkeys(str(one.get("selection", "")) for one in summaries)),
         "num_train_examples": max(one["num_train_examples"] for one in summaries),
         "num_validation_examples": max(one["num_validation_examples"] for one in summaries),
+        "sizes": [[one["num_train_examples"], one["num_validation_examples"]] for one in summaries],
         "validation_examples": "" if kind == "fold" else first.get("validation_examples", ""),
         "dev_sizes": first.get("dev_sizes", []),
         "metrics": {name: _statistics(summaries, name, kind) for name in names},
@@ -202,9 +203,16 @@ def _settings(tasks: Json, settings: Json) -> list[str]:
     for task, facts in tasks.items():
         values = (_plain(of_tasks[task][key]) for key in columns)
         own = "" if facts["dev_sizes"] else facts["validation_examples"]
-        size = f"{facts['num_validation_examples']:,}" + (f" ({own})" if own else "")
-        lines.append(_row(task, f"{facts['num_train_examples']:,}", _odd_sizes(facts) or size, *values))
+        train, size = (_range([*filter(None, column)]) for column in zip(*facts["sizes"], strict=True))
+        size += f" ({own})" if own else ""
+        lines.append(_row(task, train, _odd_sizes(facts) or size, *values))
     return lines
+
+
+def _range(sizes: Sequence[int]) -> str:
+    """Return the only size or the least and the largest; failed runs, which have none, are left out."""
+    least, largest = min(sizes, default=0), max(sizes, default=0)
+    return f"{least:,}" if least == largest else f"{least:,} to {largest:,}"
 
 
 def _plain(value: Any) -> str:

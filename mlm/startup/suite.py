@@ -143,6 +143,11 @@ def check_same(config: FinetuneConfig, folder: Path) -> None:
     _refuse_fewer("seeds", [run[1] for run in has], [run[1] for run in had if run not in has], folder)
     if is_suite(stored) != is_suite(config):
         raise InputError(f"{folder} is one run and no suite of several; take another --name")
+    check_data(config, folder)
+
+
+def check_data(config: FinetuneConfig, folder: Path) -> None:
+    """Raise InputError if a file differs from what the suite started in `folder` has read."""
     digests = data_digests(config)
     for name, digest in read_digests(folder).items():
         if digests.get(name) != digest:

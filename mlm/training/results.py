@@ -214,7 +214,8 @@ def _selection(config: FinetuneConfig, task: LabelledTask, scores: dict[str, flo
     most = config.trainer.max_epochs
     if config.trainer.keep == "last":
         return "last epoch"
-    best = f"best epoch by {next(iter(scores))} on {task.validation_is if '' in task.scored else 'them'}"
+    where = task.validation_is if "" in task.scored else "the very examples reported: optimistic"
+    best = f"best epoch by {next(iter(scores))} on {where}"
     return best if number == most else f"{best}, stopped early after {number} of {most} epochs"
 
 

@@ -38,6 +38,7 @@ from mlm.startup.suite import (
     DATA_FILE,
     OWN_DATA,
     at_point,
+    check_data,
     data_digests,
     is_suite,
     points,
@@ -100,7 +101,10 @@ def _run_suite(config: FinetuneConfig) -> int:
             return status
         if DIAGNOSTIC in config.task:
             _answer_diagnostic(config, [run for run in runs if run.task == [MNLI]])
-        report(config, folder, [(run, _read_summary(run)) for run in runs])
+        summaries = [_read_summary(run) for run in runs]
+        report(config, folder, list(zip(runs, summaries, strict=True)))
+        if not any(summary["metrics"] for summary in summaries):
+            raise InputError(f"{folder}: every run failed: {summaries[0]['failed']}")
     return 0
 
 
@@ -112,7 +116,11 @@ def _run_units(config: FinetuneConfig, runs: Sequence[FinetuneConfig]) -> int:
         devices = named.split(",") if named else list(map(str, range(torch.cuda.device_count())))
     if len(devices) > 1:
         return run_on_devices([one for one in titled if not _is_finished(_folder_of(one[0]))], devices)
-    return next((status for run, title in titled if (status := _run_part(run, title))), 0)
+    for run, title in titled:
+        check_data(config, _folder_of(config))  # somebody may change a file while the suite runs
+        if status := _run_part(run, title):
+            return status
+    return 0
 
 
 def run_on_devices(runs: Sequence[tuple[FinetuneConfig, str]], devices: Sequence[str]) -> int:

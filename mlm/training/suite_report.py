@@ -175,11 +175,14 @@ def settings_of_task(unit: FinetuneConfig, runs: Sequence[Json]) -> Json:
     optimizer, trainer = ("name", "lr", "weight_decay"), ("batch_size", "max_epochs")
     settings: Json = {f"optimizer.{name}": getattr(unit.optimizer, name) for name in optimizer}
     settings |= {f"trainer.{name}": getattr(unit.trainer, name) for name in trainer}
+    if unit.optimizer.lr is None:  # chosen by the encoder, the same in every run
+        settings["optimizer.lr"] = next((run["lr"] for run in runs if "lr" in run), None)
     grid = points(unit)
+    each = "fold" if unit.data.folds and len(runs) > 1 else "seed"
     chosen = [run["grid"][run["grid_point"] - 1] for run in runs if "grid" in run]
     for key in grid[0]:
         tried = list(dict.fromkeys(point[key] for point in grid))
-        one_each = {"one of": tried, "chosen by seed": [point[key] for point in chosen]}
+        one_each = {"one of": tried, f"chosen by {each}": [point[key] for point in chosen]}
         settings[key] = one_each if len(tried) > 1 else tried[0]
     return settings | {"seeds": list(dict.fromkeys(run["seed"] for run in runs))}
 

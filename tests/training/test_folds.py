@@ -138,13 +138,34 @@ def test_stopped_folds_continue_and_end_as_without_a_stop(build, monkeypatch, ca
         check_run(build("stopped", folds=4))
 
 
+def test_data_that_change_between_folds_end_the_suite(build, monkeypatch, rows):
+    config = build("changed", folds=2)
+    (path,) = map(Path, config.data.train)
+    before = path.read_bytes()
+
+    class Changed(run.Clock):
+        def on_train_start(self, *args):
+            super().on_train_start(*args)
+            path.write_bytes(before + b"one more row,a\n")
+
+    monkeypatch.setattr(run, "Clock", Changed)
+    with pytest.raises(InputError, match=r"own.csv has changed since .*changed was started"):
+        finetune_all(config)
+    assert not (folder_of(config) / "folds.md").exists()
+    path.write_bytes(before)
+    monkeypatch.undo()
+    assert finetune_all(config) == 0
+    assert read(folder_of(config) / "folds.json")["pooled"]["num_examples"] == NUM_ROWS
+
+
 def test_failed_folds_are_named_and_grids_keep_their_held_out_predictions(build):
     config = build(folds=2, recipes=[TaskRecipe("all", lr=[1e-9, 3e-3], seeds=[7, 8])])
     assert len(units(config)) == 2  # one seed
     finetune_all(config)
     assert read(folder_of(config) / "folds.json")["pooled"]["num_examples"] == NUM_ROWS
     config = build("failed", folds=2, lr=1e30)
-    finetune_all(config)
+    with pytest.raises(InputError, match="every run failed: the loss is not finite"):
+        finetune_all(config)
     report = read(folder_of(config) / "folds.json")
     assert "pooled" not in report
     assert set(report["tasks"]["own.csv"]["failed"]) == {"1", "2"}
