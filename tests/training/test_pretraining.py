@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import wandb
 from run_files import assert_equal_weights, column, folder_of, metrics, weights
 from torch import nn
 from transformers import AutoModelForMaskedLM, AutoTokenizer
@@ -56,6 +57,7 @@ def test_a_run_leaves_what_it_promises(tiny, capsys):
     ):
         assert (folder / name).stat().st_size > 0, name
     (tracked,) = folder.glob("wandb/offline-run-*/*.wandb")
+    wandb.teardown()  # its process writes on after a run has finished
     assert b'"num_documents":300' in tracked.read_bytes()  # of each source, in the configuration of the run
     assert [source["num_documents"] for source in summary["sources"]] == [300]
     rows = metrics(config)
