@@ -40,7 +40,7 @@ DAMAGE = (
     *(RuntimeError, EOFError, LookupError, TypeError, ValueError),
     *(UnpicklingError, zipfile.BadZipFile, zlib.error),
 )
-"""Errors of opening a file that is no complete checkpoint."""
+"""Errors of opening a file that is not a complete checkpoint."""
 
 UNBOUNDED_LENGTH = 512
 """model_max_length where neither the run nor its model bounds the length."""

@@ -163,7 +163,7 @@ def pretraining_tokens(folder: str | Path) -> int | None:
 
 
 def _read_metadata(folder: Path) -> dict[str, str]:
-    """Return what the weights of a folder say of themselves; empty if they are no safetensors file."""
+    """Return the metadata of a folder's weights; empty if they are not a safetensors file."""
     path = folder / WEIGHTS
     if not path.is_file():
         return {}

@@ -35,7 +35,7 @@ RATES = {"long": (1e-4, 384), "short": (3e-4, 256)}
 MAX_RATE, HEAD_RATE = 3e-4, 1e-3
 """Highest learning rate of an encoder, and that of a head alone."""
 SHORT_TOKENS = 100
-"""Fewer tokens of pretraining than so many for each parameter of the layers are a short one."""
+"""A pretraining on fewer tokens than this for each parameter of the layers is short."""
 
 
 def default_rate(model: SequenceClassifier, tokens: int | None, frozen: object) -> tuple[float, str]:

@@ -53,7 +53,7 @@ CARD_FACTS = (
 HELD_OUT = "held_out.npz"
 """File of a fold: `rows` (N,) that were held out, their `logits` (N, C) and `labels`."""
 MAX_SHOWN_CLASSES = 20
-"""With more classes, the table by class stays in summary.json, and there is no confusion matrix."""
+"""With more classes, the table by class is in summary.json only, and no confusion matrix is drawn."""
 
 log = logging.getLogger(__name__)
 

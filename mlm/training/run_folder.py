@@ -96,7 +96,7 @@ def resume_command(config: RunConfig) -> str:
 def keep_config(config: RunConfig, folder: Path, is_new: bool = False) -> None:
     """Write the configuration into the run folder; keep an earlier, different one, and log the changes.
 
-    A run that `is_new` had no other one: null values have only been filled in.
+    A run that `is_new` has no earlier one to keep: only its null values were replaced.
     """
     path, new = folder / "config.yaml", folder / "config.new.yaml"
     write_text(new, dump_config(replace(config, resume=False)))
