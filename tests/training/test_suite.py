@@ -271,7 +271,9 @@ def test_runs_that_fail_are_shown_and_the_others_continue(tiny):
 def test_grid_of_which_every_point_fails_is_one_failed_run(tiny):
     recipes = [TaskRecipe("all", lr=[1e30, 1e31])]
     config = tiny("rte", "wnli", recipes=recipes, optimizer={"clip_norm": 0.0})
-    finetune_all(config)
+    with pytest.raises(InputError, match="every run failed: the loss is not finite in epoch 1"):
+        finetune_all(config)
+    assert (folder_of(config) / "glue.md").exists()
     summary = read(folder_of(config) / "rte" / "seed-0" / "summary.json")
     assert (summary["metrics"], summary["model_dir"]) == ({}, None)
     assert [point["score"] for point in summary["grid"]] == [None, None]
